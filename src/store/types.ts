@@ -1,0 +1,119 @@
+/** The view's interface: one read per request, batched writes, leases by the store's clock (design D1, D3, D4, D6). */
+
+import type { BusyThresholds, FleetRow, IncarnationKey, LoadReport, Registration, Tier } from "../fleet/types.ts";
+
+/** The memory store answers at once, Redis later; callers await either. */
+export type MaybePromise<T> = T | Promise<T>;
+
+/**
+ * Depths of every slot that holds some of a prompt. Structure of arrays; only the first `count` rows are valid.
+ * The store reuses one result object: it is valid until the next lookup on the same store.
+ */
+export interface LookupResult {
+  count: number;
+  slots: Uint32Array;
+  /** Leading keys held by confirmed entries. */
+  confirmedDepth: Uint32Array;
+  /** Usable tokens at that depth, as the agent published them (D2, D5). */
+  confirmedTokens: Uint32Array;
+  /** Leading keys held by predictions (rounded down to a prediction boundary). */
+  predictedDepth: Uint32Array;
+  predictedTokens: Uint32Array;
+  /** Index probes spent. */
+  probes: number;
+  /** True if the probe limit was reached: depths of shallower holders are lower bounds. */
+  truncated: boolean;
+}
+
+export interface ViewRead {
+  readonly epoch: string;
+  readonly lookup: LookupResult;
+  /** Rows of the asked model's workers, alive only, sorted by (worker, rank). */
+  readonly fleet: readonly FleetRow[];
+  readonly thresholds: BusyThresholds;
+}
+
+/** Keys root → leaf that a slot now holds; consecutive along one chain. */
+export interface StoreOp {
+  readonly op: "store";
+  readonly tier: Tier;
+  /** Seed of the chain (shard). */
+  readonly root: bigint;
+  /** Key just before keys[0], null at the chain's start. A child's lease never outlives this parent's. */
+  readonly parent: bigint | null;
+  readonly keys: BigUint64Array;
+  /** Usable tokens per key when it is the deepest one matched; same length as keys. */
+  readonly tokens: Uint32Array;
+}
+
+/** Keys that a slot no longer holds; descendants are removed by the same or earlier ops (prefix-closed). */
+export interface RemoveOp {
+  readonly op: "remove";
+  readonly tier: Tier;
+  readonly root: bigint;
+  readonly keys: BigUint64Array;
+}
+
+export type KvOp = StoreOp | RemoveOp;
+
+/** One numbered batch of one rank, as its agent published it: clean, prefix-closed, in order (D5). */
+export interface KvBatch extends IncarnationKey {
+  readonly model: string;
+  /** 1, 2, 3 … per incarnation. */
+  readonly sequence: number;
+  readonly ops: readonly KvOp[];
+}
+
+export interface KvSnapshot extends IncarnationKey {
+  readonly model: string;
+  /** Batches up to and including this one are contained. */
+  readonly sequence: number;
+  readonly ops: readonly StoreOp[];
+}
+
+/** `applied`; `duplicate`: already in; `gap`: batches before it are missing, ask for a snapshot; `retired`/`unknown`: refused. */
+export type ApplyOutcome = "applied" | "duplicate" | "gap" | "retired" | "unknown";
+
+/** Written when a request is sent: reservation and prediction in one call (D6). */
+export interface ReserveWrite extends IncarnationKey {
+  readonly requestId: string;
+  readonly blocks: number;
+  readonly prefillTokens: number;
+  /** Backstop in case no load report ever covers it. */
+  readonly reservationTtlMs: number;
+  /** The prompt's chain, to be held as predicted by the worker's device slot; null: predict nothing. */
+  readonly prediction: {
+    readonly root: bigint;
+    readonly keys: BigUint64Array;
+    /** Estimated tokens at key index i = round((i + 1) · tokensPerKey). */
+    readonly tokensPerKey: number;
+    readonly ttlMs: number;
+  } | null;
+}
+
+export interface ViewStore {
+  /** Random name of this life of the view; changes when it is emptied. */
+  readonly epoch: string;
+  /**
+   * One round trip: depths of a prompt's keys plus fleet rows. `keys` may be empty (cold or unkeyed prompt).
+   * Memory: synchronous and free of garbage but for fleet rows, which are cached until something changes.
+   */
+  read(model: string, keys: BigUint64Array): MaybePromise<ViewRead>;
+  /** Registers or refreshes a rank's incarnation; a new one retires the older of the same (worker, rank). Returns its slots. */
+  register(registration: Registration): MaybePromise<Readonly<Record<Tier, number>>>;
+  /** Takes a rank out of the fleet; its entries are inert from now on. */
+  retire(key: IncarnationKey): MaybePromise<void>;
+  /** Applies batches in order. */
+  apply(batches: readonly KvBatch[]): MaybePromise<readonly ApplyOutcome[]>;
+  /** Sets a rank's keys to exactly the snapshot's and its watermark to the snapshot's sequence. */
+  applySnapshot(snapshot: KvSnapshot): MaybePromise<ApplyOutcome>;
+  reserve(write: ReserveWrite): MaybePromise<void>;
+  /** Drops a reservation early: the forward failed before the engine accepted it. */
+  release(key: IncarnationKey, requestId: string): MaybePromise<void>;
+  /** Folds load reports: load, feed, and deletion of the covered reservations, atomically per report. */
+  report(reports: readonly LoadReport[]): MaybePromise<void>;
+  /** All models with at least one live worker, with their rows. */
+  fleet(): MaybePromise<readonly FleetRow[]>;
+  getThresholds(model: string): MaybePromise<BusyThresholds>;
+  setThresholds(model: string, thresholds: BusyThresholds): MaybePromise<void>;
+}
