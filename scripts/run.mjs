@@ -12,8 +12,7 @@ function installed() {
   const present = readJson(join(root, "node_modules", ".package-lock.json"));
   if (!wanted || !present) return false;
   return Object.entries(wanted.packages).every(
-    ([path, { version, optional }]) =>
-      path === "" || optional || present.packages[path]?.version === version,
+    ([path, { version, optional }]) => path === "" || optional || present.packages[path]?.version === version,
   );
 }
 
@@ -23,9 +22,7 @@ function readJson(path) {
 
 function install() {
   console.error("kedge: installing dependencies (npm ci) …");
-  const npm = process.env.npm_execpath
-    ? [process.execPath, [process.env.npm_execpath]]
-    : ["npm", []];
+  const npm = process.env.npm_execpath ? [process.execPath, [process.env.npm_execpath]] : ["npm", []];
   const done = spawnSync(npm[0], [...npm[1], "ci", "--no-audit", "--no-fund", "--engine-strict=false"], {
     cwd: root,
     stdio: ["ignore", 2, 2],
@@ -42,7 +39,11 @@ const node = join(root, "node_modules", "node", "bin", "node");
 const child = spawn(
   existsSync(node) ? node : process.execPath,
   ["--disable-warning=ExperimentalWarning", ...process.argv.slice(2)],
-  { cwd: root, stdio: "inherit", env: { ...process.env, PATH: `${join(root, "node_modules", ".bin")}:${process.env.PATH}` } },
+  {
+    cwd: root,
+    stdio: "inherit",
+    env: { ...process.env, PATH: `${join(root, "node_modules", ".bin")}:${process.env.PATH}` },
+  },
 );
 // Ctrl-C reaches the child through the terminal's process group; signals sent to this process alone are passed on.
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) {

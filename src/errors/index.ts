@@ -11,7 +11,12 @@ export interface ErrorKind {
   readonly countsAgainstBreaker: boolean;
 }
 
-const kind = (status: number, type: string, retryable: boolean, countsAgainstBreaker: boolean): ErrorKind => ({
+const kind = (
+  status: number,
+  type: string,
+  retryable: boolean,
+  countsAgainstBreaker: boolean,
+): ErrorKind => ({
   status,
   type,
   retryable,
