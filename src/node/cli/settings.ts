@@ -1,0 +1,41 @@
+/** Settings as command-line options: every flag of the one table, with its environment names in `--help`. */
+
+import { type Command, Option } from "commander";
+import { type KedgeConfig, loadConfig, SETTINGS, type Setting } from "../../config/index.ts";
+
+/** Adds every setting as an option; switches get their `--no-…` form too. */
+export function addSettings(command: Command): Command {
+  for (const setting of SETTINGS) {
+    const help = `${setting.help} [${setting.env.join(", ")}]`;
+    if (setting.kind === "boolean") {
+      command.addOption(new Option(`--${setting.flag}`, help));
+      command.addOption(new Option(`--no-${setting.flag}`, `opposite of --${setting.flag}`));
+    } else {
+      command.addOption(new Option(`--${setting.flag} <${valueName(setting)}>`, help));
+    }
+  }
+  return command;
+}
+
+function valueName(setting: Setting): string {
+  return setting.kind === "number" ? "n" : setting.kind === "list" ? "a,b,…" : "value";
+}
+
+/** The configuration from the environment and the options that were given on the command line. Errors: `config_invalid`. */
+export function configFrom(command: Command, env: NodeJS.ProcessEnv = process.env): KedgeConfig {
+  return loadConfig(env, givenSettings(command));
+}
+
+/** Only what the user typed: a switch's `--no-…` form makes commander invent a default that is nobody's wish. */
+export function givenSettings(command: Command): Record<string, string | boolean> {
+  const given: Record<string, string | boolean> = {};
+  for (const setting of SETTINGS) {
+    const name = camelCase(setting.flag);
+    if (command.getOptionValueSource(name) === "cli") given[setting.flag] = command.getOptionValue(name);
+  }
+  return given;
+}
+
+function camelCase(flag: string): string {
+  return flag.replace(/-([a-z0-9])/g, (_, letter: string) => letter.toUpperCase());
+}
