@@ -52,6 +52,13 @@ export interface ModelCard {
   readonly normalizer: "NFC" | null;
   /** Added tokens that swallow neighbouring white space. */
   readonly strippingTokens: readonly { readonly content: string; readonly lstrip: boolean; readonly rstrip: boolean }[];
+  /**
+   * The space a tokenizer puts before each stretch of text between added tokens: `always`, only where none is there
+   * (`unless-space`), or that and only at the very start (`first-unless-space`). Absent: never.
+   */
+  readonly leadingSpace?: "always" | "unless-space" | "first-unless-space" | null;
+  /** Added tokens that bound such stretches; listed only if `normalizer` or `leadingSpace` is set, which work stretch by stretch. */
+  readonly addedTokens?: readonly string[];
   /** IANA zone for templates that print a date (`strftime_now`). */
   readonly timeZone: string;
   /** First estimate of UTF-8 bytes per token; gateways learn better from usage. */
