@@ -1,0 +1,14 @@
+/** The decision room's public face. */
+
+export { DEFAULT_POLICY, effectiveSettings, plainRequest } from "./config.ts";
+export { decide } from "./decide.ts";
+export {
+  type CandidateExplanation,
+  type Explanation,
+  explain,
+  formulaLine,
+  logLines,
+  selectedLine,
+} from "./explain.ts";
+export { toFixedEven } from "./format.ts";
+export * from "./types.ts";
