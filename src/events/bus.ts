@@ -15,6 +15,9 @@ export interface EventBus {
   onKv(handler: (batch: KvBatch) => void): Unsubscribe;
   publishLoad(report: LoadReport): void;
   onLoad(handler: (report: LoadReport) => void): Unsubscribe;
+  /** An indexer's sign of life; it listens to its own, which proves that the bus carries messages (D6). */
+  publishHeartbeat(indexer: string): void;
+  onHeartbeat(handler: (indexer: string) => void): Unsubscribe;
   /** Asks the agent that owns this incarnation; null: nobody owns it. */
   requestSnapshot(key: IncarnationKey): Promise<KvSnapshot | null>;
   /** Answers snapshot requests; a handler returns null for incarnations that are not its own. */

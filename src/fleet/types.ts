@@ -63,8 +63,12 @@ export interface LoadReport extends IncarnationKey {
 
 /** How far the view is behind one rank's published events. */
 export interface FeedState {
+  /** Published batches that are not applied yet. */
   readonly lagEvents: number;
-  /** Milliseconds since the view last heard of this rank's feed (batch, report or heartbeat). */
+  /**
+   * The larger of: milliseconds since the view last heard of this rank (batch, report or registration), and
+   * milliseconds since a batch that is still missing was reported as published.
+   */
   readonly lagMs: number;
 }
 

@@ -99,11 +99,19 @@ export interface ViewStore {
    * Memory: synchronous and free of garbage but for fleet rows, which are cached until something changes.
    */
   read(model: string, keys: BigUint64Array): MaybePromise<ViewRead>;
-  /** Registers or refreshes a rank's incarnation; a new one retires the older of the same (worker, rank). Returns its slots. */
-  register(registration: Registration): MaybePromise<Readonly<Record<Tier, number>>>;
+  /**
+   * Registers or refreshes a rank's incarnation; a new one retires the older of the same (worker, rank). Returns its
+   * slots, or null for an incarnation that was retired before (a late message).
+   */
+  register(registration: Registration): MaybePromise<Readonly<Record<Tier, number>> | null>;
   /** Takes a rank out of the fleet; its entries are inert from now on. */
   retire(key: IncarnationKey): MaybePromise<void>;
-  /** Applies batches in order. */
+  /**
+   * The indexer's own heartbeat came round over the bus: from here on a rank's silence is the rank's own, not the
+   * bus's (D6). Without it nobody is ever judged dead.
+   */
+  heartbeat(): MaybePromise<void>;
+  /** Applies batches in order. Errors: `KedgeError` `invalid_request` for a malformed op, before anything is written. */
   apply(batches: readonly KvBatch[]): MaybePromise<readonly ApplyOutcome[]>;
   /** Sets a rank's keys to exactly the snapshot's and its watermark to the snapshot's sequence. */
   applySnapshot(snapshot: KvSnapshot): MaybePromise<ApplyOutcome>;
