@@ -1,0 +1,67 @@
+/** Reads `usage`, failures and ends out of OpenAI-dialect answers. */
+
+/** Token counts as an engine reports them. */
+export interface Usage {
+  readonly promptTokens: number;
+  readonly completionTokens: number;
+  /** Null: the engine does not say. An explicit null inside `prompt_tokens_details` is vLLM 0.23's way to say 0. */
+  readonly cachedTokens: number | null;
+}
+
+export type JsonRecord = { readonly [name: string]: unknown };
+
+export function isRecord(value: unknown): value is JsonRecord {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** Null if the text is not JSON. */
+export function tryParse(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+const count = (value: unknown): number | null =>
+  typeof value === "number" && Number.isSafeInteger(value) && value >= 0 ? value : null;
+
+export function readUsage(answer: JsonRecord): Usage | null {
+  const usage = answer.usage;
+  if (!isRecord(usage)) return null;
+  const promptTokens = count(usage.prompt_tokens);
+  if (promptTokens === null) return null;
+  const details = usage.prompt_tokens_details;
+  const cached = isRecord(details)
+    ? details.cached_tokens === null
+      ? 0
+      : count(details.cached_tokens)
+    : null;
+  return { promptTokens, completionTokens: count(usage.completion_tokens) ?? 0, cachedTokens: cached };
+}
+
+/** True for the extra last chunk that `include_usage` asks for: usage and no choices. */
+export function isUsageChunk(answer: JsonRecord): boolean {
+  return Array.isArray(answer.choices) && answer.choices.length === 0 && isRecord(answer.usage);
+}
+
+/**
+ * The message of a failure that hides behind a 200: an `error` member, vLLM's old flat error, or a choice that ended by `error`.
+ * Null if the answer is no failure.
+ */
+export function readFailure(answer: JsonRecord): string | null {
+  const error = answer.error;
+  if (error !== undefined && error !== null) {
+    const message = isRecord(error) ? error.message : error;
+    return typeof message === "string" ? message : "unknown error";
+  }
+  if (answer.object === "error") return typeof answer.message === "string" ? answer.message : "unknown error";
+  const choices = answer.choices;
+  if (
+    Array.isArray(choices) &&
+    choices.some((choice) => isRecord(choice) && choice.finish_reason === "error")
+  ) {
+    return "generation failed";
+  }
+  return null;
+}
