@@ -1,6 +1,14 @@
 /** Byte-level scanner of server-sent events: passes whole events on, finds first data, usage, errors and the end (design D9). */
 
-import { isRecord, isUsageChunk, readFailure, readUsage, tryParse, type Usage } from "./usage.ts";
+import {
+  type Failure,
+  isRecord,
+  isUsageChunk,
+  readFailure,
+  readUsage,
+  tryParse,
+  type Usage,
+} from "./usage.ts";
 
 const LF = 10;
 const CR = 13;
@@ -28,8 +36,8 @@ export class SseScanner {
   /** Data events so far; `[DONE]`, usage chunks and errors are not counted. */
   dataEvents = 0;
   sawDone = false;
-  /** Message of the first in-band error. */
-  error: string | null = null;
+  /** The first in-band error. */
+  error: Failure | null = null;
   usage: Usage | null = null;
   /** Part of an event has been passed on and its end has not. */
   insideEvent = false;
@@ -74,7 +82,10 @@ export class SseScanner {
       const event = this.held.slice(0, this.heldLength);
       this.heldLength = 0;
       if (this.insideEvent) out.push(event);
-      else if (isWhole(event) && this.accept(event, 0, event.length)) out.push(event);
+      else if (isWhole(event) && this.accept(event, 0, event.length)) {
+        out.push(event);
+        this.insideEvent = true;
+      }
     }
     return this.sawDone || this.error !== null;
   }
@@ -194,7 +205,8 @@ export class SseScanner {
     if (!this.insideEvent) {
       this.insideEvent = true;
       const payload = dataStart(this.held, 0);
-      if (payload >= 0 && matches(this.held, payload, ERROR)) this.error ??= "oversized error event";
+      if (payload >= 0 && matches(this.held, payload, ERROR))
+        this.error ??= { message: "oversized error event", status: null };
       else this.dataEvents++;
     }
     out.push(this.held.slice(0, cut));

@@ -45,23 +45,35 @@ export function isUsageChunk(answer: JsonRecord): boolean {
   return Array.isArray(answer.choices) && answer.choices.length === 0 && isRecord(answer.usage);
 }
 
+/** A failure that an engine reports in a body. */
+export interface Failure {
+  readonly message: string;
+  /** HTTP status that the engine gives for it in the body; null if it gives none. */
+  readonly status: number | null;
+}
+
 /**
- * The message of a failure that hides behind a 200: an `error` member, vLLM's old flat error, or a choice that ended by `error`.
+ * The failure that hides behind a 200: an `error` member, vLLM's old flat error, or a choice that ended by `error`.
  * Null if the answer is no failure.
  */
-export function readFailure(answer: JsonRecord): string | null {
+export function readFailure(answer: JsonRecord): Failure | null {
   const error = answer.error;
-  if (error !== undefined && error !== null) {
-    const message = isRecord(error) ? error.message : error;
-    return typeof message === "string" ? message : "unknown error";
-  }
-  if (answer.object === "error") return typeof answer.message === "string" ? answer.message : "unknown error";
+  if (error !== undefined && error !== null) return failureOf(isRecord(error) ? error : { message: error });
+  if (answer.object === "error") return failureOf(answer);
   const choices = answer.choices;
   if (
     Array.isArray(choices) &&
     choices.some((choice) => isRecord(choice) && choice.finish_reason === "error")
   ) {
-    return "generation failed";
+    return { message: "generation failed", status: null };
   }
   return null;
+}
+
+function failureOf(error: JsonRecord): Failure {
+  const status = count(error.code);
+  return {
+    message: typeof error.message === "string" ? error.message : "unknown error",
+    status: status !== null && status >= 400 && status < 600 ? status : null,
+  };
 }
