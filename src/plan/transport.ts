@@ -41,7 +41,7 @@ export interface TransportResponse {
 export interface WorkerTransport {
   /**
    * Resolves at response headers. The signal aborts the engine's request until then; afterwards `body.cancel()` does.
-   * Rejects with a KedgeError (`upstream_unreachable`, `upstream_timeout`, `worker_not_found`, `client_closed`, `shutting_down`).
+   * Rejects with a KedgeError (`upstream_unreachable`, `upstream_timeout`, `client_closed`, `shutting_down`).
    */
   send(plan: Plan, request: TransportRequest, signal: AbortSignal): Promise<TransportResponse>;
 }
