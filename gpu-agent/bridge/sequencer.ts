@@ -1,0 +1,209 @@
+/** Order of one rank's event batches, without sockets: gaps, replays, restarts. What comes out has no silent hole (design D5). */
+
+/** Why all that was said before is void: a new incarnation. */
+export type ResetReason = "restart" | "gap";
+
+export type Step =
+  /** Apply this payload next. */
+  | { readonly kind: "batch"; readonly sequence: number; readonly payload: Uint8Array }
+  | { readonly kind: "reset"; readonly reason: ResetReason }
+  /** Ask the engine for everything from this sequence number on. Replaces a replay that is still running. */
+  | { readonly kind: "replay"; readonly from: number };
+
+export interface SequencerOptions {
+  /** The engine has a replay socket. */
+  readonly replayable: boolean;
+  /** Between the end of one replay and the next; live events wait meanwhile. Default 1 s. */
+  readonly replaySpacingMs?: number;
+  /** After a failed replay none is asked for: a gap is then a reset at once. Default 30 s. */
+  readonly replayCooldownMs?: number;
+  /** A replay without progress for so long has failed. Default 10 s. */
+  readonly replayTimeoutMs?: number;
+  /** Live batches kept during a replay; past it the replay has failed. Default 20,000. */
+  readonly maxBuffered?: number;
+}
+
+interface Message {
+  readonly sequence: number;
+  readonly payload: Uint8Array;
+}
+
+/** `from`: first number asked for; `askAtMs`: not asked yet, for replays are spaced out. */
+interface Replay {
+  readonly from: number;
+  askAtMs: number | null;
+  progressMs: number;
+}
+
+/**
+ * Rules: numbers follow one another; a number that is not above the last one is a restart (but the very same batch again is
+ * a duplicate); a jump is a gap, replayed if it can be, else a reset. The first batch ever seen sets the watermark, and
+ * with a replay socket everything from 0 is asked for first. Times are monotonic milliseconds.
+ */
+export class Sequencer {
+  readonly #options: SequencerOptions;
+  #last: Message | null = null;
+  #replay: Replay | null = null;
+  #buffer: Message[] = [];
+  #noReplayBeforeMs = 0;
+  #lastReplayFailed = false;
+  /** The connection was lost since the last batch: a jump may then join two lives of the engine. */
+  #reconnected = false;
+  #steps: Step[] = [];
+
+  constructor(options: SequencerOptions) {
+    this.#options = options;
+  }
+
+  /** Highest sequence number given out; null: none yet in this life. */
+  get watermark(): number | null {
+    return this.#last?.sequence ?? null;
+  }
+
+  get replaying(): boolean {
+    return this.#replay !== null;
+  }
+
+  /** The subscription stands: what was published before it is asked for. */
+  connected(nowMs: number): readonly Step[] {
+    if (this.#last === null && this.#replay === null) this.#ask(0, nowMs);
+    else this.#reconnected = true;
+    return this.#take();
+  }
+
+  live(sequence: number, payload: Uint8Array, nowMs: number): readonly Step[] {
+    this.#live({ sequence, payload }, nowMs);
+    return this.#take();
+  }
+
+  replayed(sequence: number, payload: Uint8Array, nowMs: number): readonly Step[] {
+    const replay = this.#replay;
+    if (replay === null || replay.askAtMs !== null) return [];
+    replay.progressMs = nowMs;
+    this.#inOrder({ sequence, payload });
+    return this.#take();
+  }
+
+  replayEnded(nowMs: number): readonly Step[] {
+    if (this.#replay !== null && this.#replay.askAtMs === null) this.#finishReplay(nowMs, false);
+    return this.#take();
+  }
+
+  replayFailed(nowMs: number): readonly Step[] {
+    if (this.#replay !== null) this.#finishReplay(nowMs, true);
+    return this.#take();
+  }
+
+  /** To be called now and then, at least every second: asks for replays that had to wait, gives up those that hang. */
+  tick(nowMs: number): readonly Step[] {
+    const replay = this.#replay;
+    if (replay?.askAtMs !== null && replay !== null && nowMs >= replay.askAtMs) this.#askNow(replay, nowMs);
+    else if (
+      replay?.askAtMs === null &&
+      nowMs - replay.progressMs > (this.#options.replayTimeoutMs ?? 10_000)
+    ) {
+      this.#finishReplay(nowMs, true);
+    }
+    return this.#take();
+  }
+
+  #take(): readonly Step[] {
+    const steps = this.#steps;
+    this.#steps = [];
+    return steps;
+  }
+
+  #live(message: Message, nowMs: number): void {
+    if (this.#replay !== null) {
+      this.#whileReplaying(message, nowMs);
+      return;
+    }
+    const last = this.#last;
+    if (last === null) {
+      if (message.sequence > 0 && this.#ask(0, nowMs)) this.#buffer.push(message);
+      else this.#accept(message);
+    } else if (message.sequence === last.sequence + 1) {
+      this.#accept(message);
+    } else if (message.sequence <= last.sequence) {
+      if (message.sequence === last.sequence && sameBytes(message.payload, last.payload)) return;
+      this.#reset("restart");
+      this.#live(message, nowMs);
+    } else if (this.#reconnected) {
+      this.#reset("gap");
+      this.#live(message, nowMs);
+    } else if (this.#ask(last.sequence + 1, nowMs)) {
+      this.#buffer.push(message);
+    } else {
+      this.#inOrder(message);
+    }
+  }
+
+  #whileReplaying(message: Message, nowMs: number): void {
+    const before = this.#buffer.at(-1);
+    if (before !== undefined && message.sequence <= before.sequence) {
+      if (message.sequence === before.sequence && sameBytes(message.payload, before.payload)) return;
+      this.#replay = null;
+      this.#buffer = [];
+      this.#reset("restart");
+      this.#live(message, nowMs);
+      return;
+    }
+    this.#buffer.push(message);
+    if (this.#buffer.length > (this.#options.maxBuffered ?? 20_000)) this.#finishReplay(nowMs, true);
+  }
+
+  /** Live batches that came meanwhile follow; those that the replay contained are not counted twice. */
+  #finishReplay(nowMs: number, failed: boolean): void {
+    this.#replay = null;
+    this.#lastReplayFailed = failed;
+    const pause = failed
+      ? (this.#options.replayCooldownMs ?? 30_000)
+      : (this.#options.replaySpacingMs ?? 1_000);
+    this.#noReplayBeforeMs = nowMs + pause;
+    const buffered = this.#buffer;
+    this.#buffer = [];
+    for (const message of buffered) this.#inOrder(message);
+  }
+
+  /** Accepts what is new; what is missing before it is missing for good. */
+  #inOrder(message: Message): void {
+    const last = this.#last;
+    if (last !== null && message.sequence <= last.sequence) return;
+    if (last !== null && message.sequence > last.sequence + 1) this.#reset("gap");
+    this.#accept(message);
+  }
+
+  #accept(message: Message): void {
+    this.#last = message;
+    this.#reconnected = false;
+    this.#steps.push({ kind: "batch", sequence: message.sequence, payload: message.payload });
+  }
+
+  #reset(reason: ResetReason): void {
+    this.#last = null;
+    this.#reconnected = false;
+    this.#steps.push({ kind: "reset", reason });
+  }
+
+  /** False if no replay can be had. */
+  #ask(from: number, nowMs: number): boolean {
+    if (!this.#options.replayable) return false;
+    const early = nowMs < this.#noReplayBeforeMs;
+    if (early && this.#lastReplayFailed) return false;
+    this.#replay = { from, askAtMs: early ? this.#noReplayBeforeMs : null, progressMs: nowMs };
+    if (!early) this.#askNow(this.#replay, nowMs);
+    return true;
+  }
+
+  #askNow(replay: Replay, nowMs: number): void {
+    replay.askAtMs = null;
+    replay.progressMs = nowMs;
+    this.#steps.push({ kind: "replay", from: replay.from });
+  }
+}
+
+function sameBytes(a: Uint8Array, b: Uint8Array): boolean {
+  if (a.length !== b.length) return false;
+  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false;
+  return true;
+}
