@@ -27,6 +27,9 @@ export interface ChainKeyer {
   readonly scheme: PrefixSchemeName;
   readonly unitSize: number;
   start(identity: ChainIdentity): ChainState;
-  /** Errors: `KedgeError` `invalid_request` for a token id outside the vocabulary. */
+  /**
+   * Errors: `KedgeError` `invalid_request` for a token id outside the vocabulary; `engine_mismatch` (scheme `tokens`) for a
+   * block that is not a whole number of units.
+   */
   extend(state: ChainState, tokenIds: ArrayLike<number>): Extension;
 }
