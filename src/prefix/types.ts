@@ -48,10 +48,14 @@ export interface ModelCard {
   readonly specialTokens: Readonly<Record<string, string>>;
   /** The tokenizer itself puts this text before a prompt (its BOS rule); null if it adds nothing. */
   readonly addedPrefix: string | null;
-  /** Text normaliser the tokenizer applies, as far as bytes can see it. */
+  /** Text normaliser the tokenizer applies, as far as bytes can see it. This and the next three come from `textRules`. */
   readonly normalizer: "NFC" | null;
   /** Added tokens that swallow neighbouring white space. */
-  readonly strippingTokens: readonly { readonly content: string; readonly lstrip: boolean; readonly rstrip: boolean }[];
+  readonly strippingTokens: readonly {
+    readonly content: string;
+    readonly lstrip: boolean;
+    readonly rstrip: boolean;
+  }[];
   /**
    * The space a tokenizer puts before each stretch of text between added tokens: `always`, only where none is there
    * (`unless-space`), or that and only at the very start (`first-unless-space`). Absent: never.
