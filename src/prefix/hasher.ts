@@ -84,15 +84,15 @@ export function chainRoot(
     identity.adapter ?? "",
     identity.salt ?? "",
   ];
-  const encoder = new TextEncoder();
-  const encoded = fields.map((field) => encoder.encode(field));
-  const message = new Uint8Array(encoded.reduce((sum, field) => sum + 4 + field.length, 0));
+  // Three bytes per UTF-16 unit at most.
+  const message = new Uint8Array(fields.reduce((most, field) => most + 4 + 3 * field.length, 0));
   const view = new DataView(message.buffer);
-  let offset = 0;
-  for (const field of encoded) {
-    view.setUint32(offset, field.length, true);
-    message.set(field, offset + 4);
-    offset += 4 + field.length;
+  let end = 0;
+  for (const field of fields) {
+    const bytes = hasher.encode(field);
+    view.setUint32(end, bytes.length, true);
+    message.set(bytes, end + 4);
+    end += 4 + bytes.length;
   }
-  return hasher.hash(message);
+  return hasher.hash(message.subarray(0, end));
 }
