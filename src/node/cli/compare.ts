@@ -26,7 +26,7 @@ interface Options {
   readonly spread: number;
   readonly scale: number;
   readonly file?: string;
-  readonly requests: number;
+  readonly requests?: number;
   readonly warmup?: number;
   readonly maxSeconds: number;
   readonly timeout: number;
@@ -89,8 +89,16 @@ function addComparison(command: Command): void {
       "load curve over these concurrencies (with --rate: over these rates)",
       numbers(0.001),
     )
-    .option("--requests <n>", "measured requests of a run", integer(1), 600)
-    .option("--warmup <n>", "unmeasured requests before them (default: twice the concurrency)", integer(0))
+    .option(
+      "--requests <n>",
+      "measured requests of a run (default: 10 per conversation, at least 200; all of a file)",
+      integer(1),
+    )
+    .option(
+      "--warmup <n>",
+      "unmeasured requests before them (default: 2 per conversation; none of a file)",
+      integer(0),
+    )
     .option("--max-seconds <s>", "wall-clock bound of a run", number(1), 600)
     .option("--timeout <s>", "silence after which a request counts as failed", number(0.1), 120)
     .option("--slo-ttft <ms>", "time to first token that users accept, in simulated ms", number(1), 2000)
@@ -207,10 +215,9 @@ function planOf(options: Options): ComparePlan {
     outputTokens: scaled(options.outputTokens),
     spread: options.spread,
   };
-  const warmUp = text === null ? 2 * (loads.unit === "concurrency" ? Math.max(...loads.loads) : 32) : 0;
   const bounds = {
-    requests: options.requests,
-    warmUpRequests: options.warmup ?? warmUp,
+    requests: options.requests ?? null,
+    warmUpRequests: options.warmup ?? null,
     maxSeconds: options.maxSeconds,
   };
   const fleet =

@@ -35,8 +35,10 @@ export interface ComparePlan {
   readonly workload:
     | { readonly kind: "shared-prompts"; readonly parameters: SharedPromptsParameters }
     | { readonly kind: "file"; readonly text: string };
-  readonly requests: number;
-  readonly warmUpRequests: number;
+  /** Measured requests of a run; null: ten per conversation of the load and at least 200, 600 in an open loop, all of a file. */
+  readonly requests: number | null;
+  /** Unmeasured ones before; null: two per conversation of the load, 100 in an open loop, none of a file. */
+  readonly warmUpRequests: number | null;
   /** Wall-clock bound of one run. */
   readonly maxSeconds: number;
   readonly requestTimeoutMs: number;
@@ -140,12 +142,22 @@ function jobOf(plan: ComparePlan, key: RunKey, fleet: Fleet, probed: Probe): Job
     workload: workloadSpec(plan, key, fleet, probed),
     load: loadOf(plan, key),
     seed: key.seed,
-    requests: plan.requests,
-    warmUpRequests: plan.warmUpRequests,
+    ...bounds(plan, key),
     maxWallMs: plan.maxSeconds * 1000,
     requestTimeoutMs: plan.requestTimeoutMs,
     maxInFlight: MAX_IN_FLIGHT,
   };
+}
+
+/** Enough for a window of several whole requests per conversation, whatever the load. */
+function bounds(plan: ComparePlan, key: RunKey): { requests: number; warmUpRequests: number } {
+  const [requests, warmUpRequests] =
+    plan.workload.kind === "file"
+      ? [Number.MAX_SAFE_INTEGER, 0]
+      : plan.loadUnit === "concurrency"
+        ? [Math.max(200, 10 * key.load), 2 * key.load]
+        : [600, 100];
+  return { requests: plan.requests ?? requests, warmUpRequests: plan.warmUpRequests ?? warmUpRequests };
 }
 
 function workloadSpec(plan: ComparePlan, key: RunKey, fleet: Fleet, probed: Probe): WorkloadSpec {

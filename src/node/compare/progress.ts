@@ -35,7 +35,9 @@ export function progress(stream: ProgressStream, now: () => number): Progress {
     note: (what) => rewrite(`${label}: ${what}`),
     update: ({ phase, done, total, inFlight, errors }) => {
       const failed = errors > 0 ? `, ${errors} errors` : "";
-      rewrite(`${label}: ${phase} ${done}/${total}, ${inFlight} in flight${failed}, ${seconds()}`);
+      rewrite(
+        `${label}: ${phase} ${done}${total === Number.MAX_SAFE_INTEGER ? "" : `/${total}`}, ${inFlight} in flight${failed}, ${seconds()}`,
+      );
     },
     runEnds: (summary) => {
       rewrite("");
