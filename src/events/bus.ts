@@ -21,5 +21,7 @@ export interface EventBus {
   /** Asks the agent that owns this incarnation; null: nobody owns it. */
   requestSnapshot(key: IncarnationKey): Promise<KvSnapshot | null>;
   /** Answers snapshot requests; a handler returns null for incarnations that are not its own. */
-  serveSnapshots(handler: (key: IncarnationKey) => KvSnapshot | null | Promise<KvSnapshot | null>): Unsubscribe;
+  serveSnapshots(
+    handler: (key: IncarnationKey) => KvSnapshot | null | Promise<KvSnapshot | null>,
+  ): Unsubscribe;
 }

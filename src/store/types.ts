@@ -1,6 +1,13 @@
 /** The view's interface: one read per request, batched writes, leases by the store's clock (design D1, D3, D4, D6). */
 
-import type { BusyThresholds, FleetRow, IncarnationKey, LoadReport, Registration, Tier } from "../fleet/types.ts";
+import type {
+  BusyThresholds,
+  FleetRow,
+  IncarnationKey,
+  LoadReport,
+  Registration,
+  Tier,
+} from "../fleet/types.ts";
 
 /** The memory store answers at once, Redis later; callers await either. */
 export type MaybePromise<T> = T | Promise<T>;
