@@ -115,7 +115,10 @@ export function parseSession(text: string, line: number): Session {
     return { format: "history", history: checked(history, json, line) };
   }
   if (isObjectWith(json, "steps")) {
-    return { format: "scenario", scenario: checked(scenario, json, line) };
+    const read = checked(scenario, json, line);
+    const problem = danglingReference(read);
+    if (problem !== null) throw unreadable(line, problem);
+    return { format: "scenario", scenario: read };
   }
   throw unreadable(line, "neither an index history (events) nor a routing scenario (steps)");
 }
@@ -125,6 +128,26 @@ function checked<T>(schema: z.ZodType<T>, json: unknown, line: number): T {
   if (parsed.success) return parsed.data;
   const issue = parsed.error.issues[0]!;
   throw unreadable(line, `${issue.path.map(String).join(".")}: ${issue.message}`);
+}
+
+/** What a step names that the scenario does not have; null: nothing. */
+function danglingReference({ prompts, workers, steps, block_size }: Scenario): string | null {
+  const ranks = new Map(workers.map(({ worker, dp_size }) => [worker, dp_size]));
+  const isPlace = (at: { worker: number; dp_rank: number }): boolean =>
+    at.dp_rank < (ranks.get(at.worker) ?? 0);
+  for (const [nth, step] of steps.entries()) {
+    if ("worker" in step && !isPlace(step)) return `steps.${nth}: no such worker or rank`;
+    if ("prompt" in step && prompts[step.prompt] === undefined) return `steps.${nth}: no such prompt`;
+    if (step.op === "store") {
+      const blocks = Math.floor(prompts[step.prompt]!.length / block_size);
+      const isWhole = step.to_block - step.from_block === step.block_hashes.length && step.to_block <= blocks;
+      if (!isWhole) return `steps.${nth}: block_hashes does not fit from_block, to_block and the prompt`;
+    }
+    if (step.op !== "route") continue;
+    if (step.tokens > prompts[step.prompt]!.length) return `steps.${nth}: the prompt is shorter than tokens`;
+    if (step.chosen && !isPlace(step.chosen)) return `steps.${nth}: chosen is no such worker or rank`;
+  }
+  return null;
 }
 
 const isObjectWith = (json: unknown, key: string): boolean =>

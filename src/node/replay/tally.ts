@@ -17,8 +17,13 @@ export class Tally {
   readonly differences: Difference[] = [];
   /** Name → how often the recorded answer equals Kedge's, and how often not. */
   readonly notes = new Map<string, { same: number; different: number }>();
+  readonly #onDifference: ((difference: Difference) => void) | null;
   #line = 0;
   #session = "";
+
+  constructor(onDifference: ((difference: Difference) => void) | null = null) {
+    this.#onDifference = onDifference;
+  }
 
   begin(line: number, session: string): void {
     this.sessions += 1;
@@ -47,12 +52,14 @@ export class Tally {
   }
 
   #differ(what: string, expected: Value, actual: Value): void {
-    this.differences.push({
+    const difference = {
       line: this.#line,
       session: this.#session,
       what,
       expected: String(expected),
       actual: String(actual),
-    });
+    };
+    this.differences.push(difference);
+    this.#onDifference?.(difference);
   }
 }
