@@ -11,12 +11,17 @@ const FULL_ATTENTION: ReadonlySet<string> = new Set([
   "sink_full_attention",
 ]);
 
+export function isFullAttention({ specKind }: BlockStored): boolean {
+  return specKind === null || FULL_ATTENTION.has(specKind);
+}
+
 /**
  * Blocks of a group that must be held before a boundary: null for full attention, for a sliding window the blocks of its
  * tokens but one, for Mamba the last state, for an unknown kind everything down to the root.
  */
-function windowOf({ specKind, slidingWindow, blockSize }: BlockStored): number | null {
-  if (specKind === null || FULL_ATTENTION.has(specKind)) return null;
+function windowOf(event: BlockStored): number | null {
+  if (isFullAttention(event)) return null;
+  const { specKind, slidingWindow, blockSize } = event;
   if (slidingWindow !== null && blockSize > 0) return Math.max(1, Math.ceil((slidingWindow - 1) / blockSize));
   return specKind === "mamba" ? 1 : Number.POSITIVE_INFINITY;
 }

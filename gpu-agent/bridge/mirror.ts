@@ -96,9 +96,16 @@ export class Mirror {
     this.#copyLimit = options.capacityBlocks ?? Number.POSITIVE_INFINITY;
   }
 
-  /** Keys published in any tier. */
+  /** Keys known, published or not. */
   get keyCount(): number {
     return this.#keys.size;
+  }
+
+  /** Entries of all tiers together that a full walk would assert. */
+  publishedCount(): number {
+    let count = 0;
+    for (const { published } of this.#keys.values()) for (const tokens of published) if (tokens >= 0) count++;
+    return count;
   }
 
   get orphanCount(): number {

@@ -5,6 +5,7 @@ import type { EventBus } from "../../src/events/bus.ts";
 import type { IncarnationKey, Registration } from "../../src/fleet/types.ts";
 import type { KvOp, KvSnapshot, StoreOp } from "../../src/store/types.ts";
 import type { BlockRemoved, BlockStored, EngineBatch } from "../engines/events.ts";
+import { isFullAttention } from "./closure.ts";
 import { Mirror, type MirrorCounters, type MirrorOptions } from "./mirror.ts";
 
 /** Most keys that one batch adds and removes together. */
@@ -29,7 +30,7 @@ export interface PublisherOptions {
   readonly now: () => number;
   /** A new random name each time. */
   readonly newIncarnation: () => string;
-  /** Every held key is asserted again within this time; default 15 minutes, a quarter of the default horizon. */
+  /** One walk over all held keys takes so long, the next follows: no lease is older than twice this. Default 15 minutes, a quarter of the default horizon. */
   readonly reassertMs?: number;
   /** The registration is repeated so often; default 10 s. */
   readonly registerMs?: number;
@@ -37,7 +38,10 @@ export interface PublisherOptions {
   readonly onMismatch: (error: KedgeError) => void;
 }
 
-interface Reassertion {
+/** Keys asserted again at a time: a batch's worth, with room for the block that crosses the limit. */
+const REASSERT_PORTION = 900;
+
+interface Walk {
   readonly portions: Generator<readonly StoreOp[], void, void>;
   readonly everyMs: number;
   nextMs: number;
@@ -55,8 +59,8 @@ export class RankPublisher {
   #heard = false;
   #stopped = false;
   #nextRegistrationMs: number;
-  #reassertion: Reassertion | null = null;
-  #reassertStartMs: number;
+  #walk: Walk | null = null;
+  #nextWalkMs: number;
   /** Block size confirmed by an event. */
   #confirmed = false;
   readonly #voided = new Map<VoidReason, number>();
@@ -68,7 +72,7 @@ export class RankPublisher {
     this.#registration = { ...options.registration, incarnation: options.newIncarnation() };
     this.#mirror = this.#newMirror();
     this.#nextRegistrationMs = 0;
-    this.#reassertStartMs = options.now();
+    this.#nextWalkMs = this.#firstWalkMs();
     this.#register();
   }
 
@@ -172,6 +176,11 @@ export class RankPublisher {
     this.#options.bus.publishRetirement(this.key);
   }
 
+  /** Nothing is older than this by then. */
+  #firstWalkMs(): number {
+    return this.#options.now() + (this.#options.reassertMs ?? 900_000);
+  }
+
   #newMirror(): Mirror {
     return new Mirror({ ...this.#options.mirror, now: this.#options.now });
   }
@@ -181,8 +190,8 @@ export class RankPublisher {
     this.#mirror = this.#newMirror();
     this.#sequence = 0;
     this.#heard = false;
-    this.#reassertion = null;
-    this.#reassertStartMs = this.#options.now();
+    this.#walk = null;
+    this.#nextWalkMs = this.#firstWalkMs();
     this.#registration = { ...this.#registration, incarnation: this.#options.newIncarnation() };
     this.#register();
   }
@@ -195,11 +204,14 @@ export class RankPublisher {
   /** The first block that an engine announces confirms the block size, or ends the use of its events. */
   #fits(event: BlockStored): boolean {
     if (this.#confirmed || event.hashes.length === 0 || event.tokenIds.length === 0) return true;
+    if (!isFullAttention(event)) return true;
     const { blockSize } = this.#options.mirror;
     if (event.blockSize === blockSize) {
       this.#confirmed = true;
       return true;
     }
+    // One smaller block may be a hybrid model's partial entry; the mirror leaves it out.
+    if (event.blockSize < blockSize && event.hashes.length === 1) return true;
     this.#registration = { ...this.#registration, kvEvents: false };
     this.#begin("mismatch");
     this.#options.onMismatch(
@@ -223,26 +235,25 @@ export class RankPublisher {
 
   /** One walk over all held keys takes `reassertMs`, in even portions, then the next one begins. */
   #reassert(now: number): void {
-    if (this.#reassertion === null) {
-      if (now < this.#reassertStartMs) return;
-      const span = this.#options.reassertMs ?? 900_000;
-      const portions = Math.max(1, Math.ceil(this.#mirror.keyCount / MAX_KEYS_PER_BATCH));
-      this.#reassertStartMs = now + span;
-      const everyMs = span / (portions + 1);
-      this.#reassertion = {
-        portions: this.#mirror.reassert(MAX_KEYS_PER_BATCH),
-        everyMs,
-        nextMs: now + everyMs,
+    const spanMs = this.#options.reassertMs ?? 900_000;
+    if (this.#walk === null) {
+      if (now < this.#nextWalkMs) return;
+      const portions = Math.max(1, Math.ceil(this.#mirror.publishedCount() / REASSERT_PORTION));
+      this.#walk = {
+        portions: this.#mirror.reassert(REASSERT_PORTION),
+        everyMs: spanMs / portions,
+        nextMs: now,
       };
+      this.#nextWalkMs = now + spanMs;
     }
-    const walk = this.#reassertion;
+    const walk = this.#walk;
     while (walk.nextMs <= now) {
-      walk.nextMs += walk.everyMs;
       const portion = walk.portions.next();
       if (portion.done) {
-        this.#reassertion = null;
+        this.#walk = null;
         return;
       }
+      walk.nextMs += walk.everyMs;
       this.#publish(portion.value);
     }
   }
