@@ -77,6 +77,8 @@ export class Block {
   runs: number[] | null = null;
   /** Hybrid models, per tier: tokens up to the deepest boundary at or above this block where the engine can resume. */
   usable: number[] | null = null;
+  /** The same of the parent: what keys that close inside this block can vouch for. */
+  usableBefore: number[] | null = null;
 
   queued = false;
   touched = false;

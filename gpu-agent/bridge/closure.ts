@@ -138,6 +138,7 @@ export class Closure {
   #recomputeUsable(block: Block): boolean {
     const runs = block.runs ?? [];
     const usable = block.usable ?? [];
+    const usableBefore = block.usableBefore ?? [];
     let changed = block.runs === null;
     for (let tier = 0; tier < TIER_COUNT; tier++) {
       let here = true;
@@ -152,14 +153,17 @@ export class Closure {
           changed = true;
         }
       }
-      const value = here ? block.endTokens : (block.parent?.usable?.[tier] ?? 0);
-      if (usable[tier] !== value) {
+      const before = block.parent?.usable?.[tier] ?? 0;
+      const value = here ? block.endTokens : before;
+      if (usable[tier] !== value || usableBefore[tier] !== before) {
         usable[tier] = value;
+        usableBefore[tier] = before;
         changed = true;
       }
     }
     block.runs = runs;
     block.usable = usable;
+    block.usableBefore = usableBefore;
     return changed;
   }
 

@@ -141,12 +141,13 @@ export class Mirror {
 
   /** Takes events in order and answers the operations that follow from all of them together. */
   apply(events: readonly (BlockStored | BlockRemoved)[]): KvOp[] {
+    this.#dropOldOrphans();
     for (const event of events) {
       if (event.type === "stored") this.#stored(event);
       else this.#removed(event);
     }
     if (this.#deviceCopies > this.#copyLimit) this.#recount();
-    if (this.#orphans.size > 0) this.#dropOldOrphans();
+    this.#dropOldOrphans();
     const ops = publishChanges(this.#closure.settle());
     this.#forgetIdle();
     return ops;
@@ -386,6 +387,7 @@ export class Mirror {
 
   /** Orphans past their time or number leave with their copies. */
   #dropOldOrphans(): void {
+    if (this.#orphans.size === 0) return;
     const oldest = this.#options.now() - (this.#options.orphanTtlMs ?? 600_000);
     for (const block of this.#orphans.dropOld(oldest, this.#options.maxOrphans ?? 65_536)) {
       this.counters.orphansDropped++;

@@ -53,7 +53,7 @@ function tokensAt(block: Block, entry: KeyEntry, tier: number): number {
   if ((block.member & (1 << tier)) === 0) return -1;
   const tokens = block.keyTokens[block.entries.indexOf(entry)]!;
   if (block.usable === null) return tokens;
-  return tokens === block.endTokens ? block.usable[tier]! : (block.parent?.usable?.[tier] ?? 0);
+  return tokens === block.endTokens ? block.usable[tier]! : (block.usableBefore?.[tier] ?? 0);
 }
 
 /** What should be published: the least that a holder vouches for, since the view cannot tell which of them a prompt meets. */
@@ -71,21 +71,37 @@ function target(entry: KeyEntry, tier: number): number {
 export function publishChanges(touched: readonly Block[]): KvOp[] {
   const removes = removals(touched);
   const writer = new StoreWriter();
-  let tiers = 0;
-  for (const block of touched) tiers |= block.member;
+  const tiers = tiersOf(touched);
   for (let tier = 0; tier < TIER_COUNT; tier++) {
     if ((tiers & (1 << tier)) === 0) continue;
     const done = new Set<Block>();
     for (const block of touched) {
-      if ((block.member & (1 << tier)) === 0 || done.has(block)) continue;
-      for (const next of unstoredPath(block, tier, done)) storeChanges(next, tier, writer);
+      if ((block.member & (1 << tier)) === 0) {
+        // What it vouched for may be published by another holder still, with other tokens.
+        storeChanges(block, tier, writer, true);
+      } else if (!done.has(block)) {
+        for (const next of unstoredPath(block, tier, done)) storeChanges(next, tier, writer, false);
+      }
     }
   }
   return [...removes, ...writer.flush()];
 }
 
-function storeChanges(block: Block, tier: number, writer: StoreWriter): void {
+/** Tiers in which anything may have to be stored. */
+function tiersOf(touched: readonly Block[]): number {
+  let tiers = 0;
+  for (const block of touched) {
+    tiers |= block.member;
+    for (const { holders } of block.entries) {
+      if (holders.length > 1) for (const holder of holders) tiers |= holder.member;
+    }
+  }
+  return tiers;
+}
+
+function storeChanges(block: Block, tier: number, writer: StoreWriter, onlyPublished: boolean): void {
   for (const entry of block.entries) {
+    if (onlyPublished && (entry.holders.length === 1 || entry.published[tier]! < 0)) continue;
     const tokens = target(entry, tier);
     if (tokens < 0 || tokens === entry.published[tier]) continue;
     entry.published[tier] = tokens;
