@@ -10,12 +10,9 @@ import type { BusyLimits, Candidate } from "./types.ts";
 export function busyWorkers(candidates: readonly Candidate[], limits: BusyLimits): ReadonlySet<string> {
   const busy = new Set<string>();
   if (!isLimited(limits)) return busy;
-  const free = new Set<string>();
-  for (const candidate of candidates) {
-    if (isRankBusy(candidate, limits)) busy.add(candidate.worker);
-    else free.add(candidate.worker);
-  }
-  for (const worker of free) busy.delete(worker);
+  for (const candidate of candidates) if (isRankBusy(candidate, limits)) busy.add(candidate.worker);
+  if (busy.size === 0) return busy;
+  for (const candidate of candidates) if (!isRankBusy(candidate, limits)) busy.delete(candidate.worker);
   return busy;
 }
 

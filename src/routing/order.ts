@@ -8,7 +8,8 @@ export type Comparison = (a: Scored, b: Scored) => number;
 
 const STANDINGS: Readonly<Record<Standing, number>> = { ready: 0, newcomer: 1, "unknown-load": 2 };
 
-export const byStanding: Comparison = (a, b) => STANDINGS[a.standing] - STANDINGS[b.standing];
+export const byStanding: Comparison = (a, b) =>
+  a.standing === b.standing ? 0 : STANDINGS[a.standing] - STANDINGS[b.standing];
 
 /**
  * Failover order by cost. At temperature 0 ties go to `tieBreak`, then uniformly to chance; with a tie band the first
