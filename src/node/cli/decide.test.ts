@@ -201,6 +201,19 @@ describe("answers", () => {
     });
   });
 
+  it("whoever reads them may stop early", async () => {
+    const child = spawn(process.execPath, ["--disable-warning=ExperimentalWarning", MAIN, "decide"]);
+    let stderr = "";
+    child.stderr.setEncoding("utf8").on("data", (text: string) => {
+      stderr += text;
+    });
+    child.stdout.once("data", () => child.stdout.destroy());
+    child.stdin.on("error", () => {});
+    child.stdin.end('{"request":{"isl":16},"workers":[{"worker":"a"}]}\n'.repeat(20_000));
+    const exitCode = await new Promise((resolve) => child.once("close", resolve));
+    expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+  });
+
   it("the same seed draws the same ties", async () => {
     const tied = JSON.stringify({
       request: { isl: 16 },

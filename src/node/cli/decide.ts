@@ -1,7 +1,8 @@
 /** `kedge decide`: JSON lines of questions in, JSON lines of rankings with every cost part out. */
 
 import { createInterface } from "node:readline";
-import type { Readable, Writable } from "node:stream";
+import type { Readable } from "node:stream";
+import { pipeline } from "node:stream/promises";
 import { Command, InvalidArgumentError } from "commander";
 import { decide, type Explanation, explain, logLines, type RandomSource } from "../../routing/index.ts";
 import { seeded } from "../compare/random.ts";
@@ -58,24 +59,30 @@ export function decideCommand(): Command {
     .option("--seed <n>", "seed of the drawing of ties and temperatures", parseSeed, 0)
     .addHelpText("after", HELP)
     .action(async (options: { seed: number }) => {
-      const unread = await answerAll(process.stdin, process.stdout, seeded(options.seed, "decide"));
+      let unread = 0;
+      const print = async function* (): AsyncGenerator<string> {
+        for await (const answer of answers(process.stdin, seeded(options.seed, "decide"))) {
+          if ("error" in answer) unread += 1;
+          yield `${JSON.stringify(answer)}\n`;
+        }
+      };
+      await pipeline(print, process.stdout, { end: false }).catch(ignoreClosedPipe);
       if (unread > 0) process.exitCode = 1;
     });
 }
 
-/** Answers line by line until the input ends; returns how many lines could not be read. */
-export async function answerAll(input: Readable, output: Writable, random: RandomSource): Promise<number> {
+/** Line by line, until the input ends. */
+async function* answers(input: Readable, random: RandomSource): AsyncGenerator<Answer> {
   let line = 0;
-  let unread = 0;
   for await (const text of createInterface({ input, crlfDelay: Number.POSITIVE_INFINITY })) {
     line += 1;
-    if (text.trim() === "") continue;
-    const answer = answerLine(line, text, random);
-    if ("error" in answer) unread += 1;
-    if (!output.write(`${JSON.stringify(answer)}\n`))
-      await new Promise((resolve) => output.once("drain", resolve));
+    if (text.trim() !== "") yield answerLine(line, text, random);
   }
-  return unread;
+}
+
+/** Whoever reads the answers may stop when it has seen enough (`| head`). */
+function ignoreClosedPipe(error: unknown): void {
+  if (!(error instanceof Error && "code" in error && error.code === "EPIPE")) throw error;
 }
 
 export function answerLine(line: number, text: string, random: RandomSource): Answer {
