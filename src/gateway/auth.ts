@@ -1,0 +1,55 @@
+/** Who may use the service: API keys known by their SHA-256 digests, compared in constant time. */
+
+import { isLoopback, type KedgeConfig } from "../config/index.ts";
+import { KedgeError } from "../errors/index.ts";
+import type { MaybePromise } from "../store/types.ts";
+
+const BEARER = /^Bearer +(\S+) *$/i;
+
+export type Authenticate = (authorization: string | undefined) => MaybePromise<void>;
+
+/**
+ * Without keys a gateway on loopback is open and any other is closed: `service_unconfigured`.
+ * Errors of the returned check: `unauthorized`, `service_unconfigured`.
+ */
+export function createAuthenticator(
+  config: Pick<KedgeConfig, "host" | "apiKeyDigests">,
+  sha256: (text: string) => MaybePromise<Uint8Array>,
+): Authenticate {
+  const digests = config.apiKeyDigests.map(fromHex);
+  if (digests.length === 0) return isLoopback(config.host) ? () => {} : refuseUnconfigured;
+  return (authorization) => {
+    const key = BEARER.exec(authorization ?? "")?.[1];
+    if (key === undefined) throw unauthorized('Missing API key: send "Authorization: Bearer <key>".');
+    const digest = sha256(key);
+    return digest instanceof Promise ? digest.then((bytes) => check(bytes, digests)) : check(digest, digests);
+  };
+}
+
+export async function webSha256(text: string): Promise<Uint8Array> {
+  return new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(text)));
+}
+
+function refuseUnconfigured(): never {
+  throw new KedgeError(
+    "service_unconfigured",
+    "This gateway is reachable from other machines but has no API keys. Set KEDGE_API_KEYS to SHA-256 digests of the keys, or bind it to 127.0.0.1.",
+  );
+}
+
+/** Looks at every byte of every digest, so that time tells nothing. */
+function check(digest: Uint8Array, accepted: readonly Uint8Array[]): void {
+  let found = 0;
+  for (const candidate of accepted) {
+    let difference = 0;
+    for (let i = 0; i < candidate.length; i++) difference |= candidate[i]! ^ digest[i]!;
+    found |= Number(difference === 0);
+  }
+  if (found === 0) throw unauthorized("Unknown API key.");
+}
+
+function fromHex(hex: string): Uint8Array {
+  return Uint8Array.from(hex.match(/../g) ?? [], (byte) => Number.parseInt(byte, 16));
+}
+
+const unauthorized = (message: string) => new KedgeError("unauthorized", message);

@@ -1,0 +1,165 @@
+/** View → candidates: what each rank holds of the prompt, by tier, and what it has to do already (design D2, D6, D8). */
+
+import type { KedgeConfig } from "../config/index.ts";
+import { effectiveLoad, type FeedSettings, feedLagging, heldDepth, predictionTtlMs } from "../fleet/rules.ts";
+import type { FleetRow } from "../fleet/types.ts";
+import type { PrefixChain } from "../prefix/types.ts";
+import type { Candidate } from "../routing/index.ts";
+import type { LookupResult, ViewRead } from "../store/types.ts";
+
+/** `exact`: the chosen worker's events are in the view; `predicted`: its cache is guessed from earlier decisions. */
+export type Rung = "exact" | "predicted";
+
+/** What a request's prompt is like before anybody was asked who holds it. */
+export interface Prompt {
+  readonly chain: PrefixChain | null;
+  /** Null: known in bytes only. */
+  readonly exactTokens: number | null;
+  /** UTF-8 bytes of what is known of it as text. */
+  readonly bytes: number;
+  readonly bytesPerToken: number;
+  readonly salted: boolean;
+}
+
+export interface Holdings {
+  readonly candidates: readonly Candidate[];
+  readonly promptTokens: number;
+}
+
+/** Newcomers ramp up over this long, if there is anybody to leave the work to. */
+export const RAMP_UP_MS = 10_000;
+
+export function feedSettings(config: KedgeConfig): FeedSettings {
+  return {
+    lagEvents: config.feed.lagEventsThreshold,
+    lagMs: config.feed.lagMsThreshold,
+    predictionTtlMs: config.router.ttlSeconds * 1_000,
+    bridgeTtlMs: config.router.predictedTtlSeconds * 1_000,
+  };
+}
+
+/** Events of this rank tell what it holds of such a prompt. */
+function hearsEvents(row: FleetRow, salted: boolean, config: KedgeConfig): boolean {
+  return config.router.kvEvents && row.kvEvents && (!salted || row.saltInEvents);
+}
+
+export function rungOf(row: FleetRow, salted: boolean, config: KedgeConfig, feed: FeedSettings): Rung {
+  return hearsEvents(row, salted, config) && !feedLagging(row, feed) ? "exact" : "predicted";
+}
+
+/** Life of a prediction for this rank: full where events do not come. */
+export function predictionLifeMs(
+  row: FleetRow,
+  salted: boolean,
+  config: KedgeConfig,
+  feed: FeedSettings,
+): number {
+  return hearsEvents(row, salted, config) ? predictionTtlMs(row, feed) : feed.predictionTtlMs;
+}
+
+/** One candidate per row, in the rows' order. `exclude` gives the reason why a row may not serve, or null. */
+export function candidatesOf(
+  view: ViewRead,
+  rows: readonly FleetRow[],
+  prompt: Prompt,
+  config: KedgeConfig,
+  feed: FeedSettings,
+  exclude: (row: FleetRow) => string | null,
+): Holdings {
+  const reader = new OverlapReader(view.lookup, prompt, config, feed);
+  const overlaps = rows.map((row) => {
+    const device = reader.blocks(row, row.slots.device);
+    const host = Math.max(device, reader.blocks(row, row.slots.host));
+    return { device, host, disk: Math.max(host, reader.blocks(row, row.slots.disk)) };
+  });
+  const promptTokens = prompt.exactTokens ?? estimateTokens(view.lookup, prompt, rows, overlaps);
+  const grown = rows.some((row) => row.ageMs >= RAMP_UP_MS);
+  const candidates = rows.map((row, i): Candidate => {
+    const { device, host, disk } = overlaps[i]!;
+    const load = effectiveLoad(row);
+    return {
+      worker: row.worker,
+      rank: row.rank,
+      blockSize: row.blockSize,
+      overlapBlocks: device,
+      hostExtensionBlocks: host - device,
+      diskExtensionBlocks: disk - host,
+      sharedBlocksBeyondDevice: 0,
+      treeSize: 0,
+      load: load && { ...load, newBlocks: Math.ceil(promptTokens / row.blockSize) },
+      totalBlocks: row.totalBlocks,
+      maxNumBatchedTokens: row.maxNumBatchedTokens,
+      taints: row.taints,
+      // A fleet that has just started as a whole has nobody to ramp up beside.
+      ageMs: grown ? row.ageMs : null,
+      excluded: exclude(row),
+    };
+  });
+  return { candidates, promptTokens };
+}
+
+/** The deepest confirmed holder counted the tokens of its part; only the rest is guessed from its bytes. */
+function estimateTokens(
+  lookup: LookupResult,
+  prompt: Prompt,
+  rows: readonly FleetRow[],
+  overlaps: readonly { readonly disk: number }[],
+): number {
+  const { chain, bytes, bytesPerToken } = prompt;
+  let knownTokens = 0;
+  let knownBytes = 0;
+  if (chain !== null && chain.scheme === "bytes") {
+    for (let i = 0; i < lookup.count; i++) {
+      const held = lookup.confirmedDepth[i]! * chain.unitSize;
+      if (held <= knownBytes) continue;
+      knownBytes = held;
+      knownTokens = lookup.confirmedTokens[i]!;
+    }
+  }
+  const guess = knownTokens + Math.round(Math.max(0, bytes - knownBytes) / bytesPerToken);
+  const longest = overlaps.reduce((most, { disk }, i) => Math.max(most, disk * rows[i]!.blockSize), 0);
+  return Math.max(guess, longest + 1);
+}
+
+class OverlapReader {
+  private readonly lookup: LookupResult;
+  private readonly prompt: Prompt;
+  private readonly config: KedgeConfig;
+  private readonly feed: FeedSettings;
+  private readonly bySlot = new Map<number, number>();
+
+  constructor(lookup: LookupResult, prompt: Prompt, config: KedgeConfig, feed: FeedSettings) {
+    this.lookup = lookup;
+    this.prompt = prompt;
+    this.config = config;
+    this.feed = feed;
+    for (let i = 0; i < lookup.count; i++) this.bySlot.set(lookup.slots[i]!, i);
+  }
+
+  /** Whole blocks that the slot lets the engine reuse. */
+  blocks(row: FleetRow, slot: number): number {
+    const index = this.bySlot.get(slot);
+    const { chain, salted } = this.prompt;
+    if (index === undefined || chain === null) return 0;
+    const { lookup } = this;
+    const confirmed = hearsEvents(row, salted, this.config) ? lookup.confirmedDepth[index]! : 0;
+    const trusted = heldDepth(row, confirmed, 0, this.feed);
+    const predicted = lookup.predictedDepth[index]!;
+    const tokens = Math.max(
+      this.usable(chain, trusted, lookup.confirmedTokens[index]!, row.blockSize),
+      this.usable(chain, predicted, lookup.predictedTokens[index]!, row.blockSize),
+    );
+    return tokens / row.blockSize;
+  }
+
+  /**
+   * Tokens that an engine skips at this depth: those that the holder says are usable (D5). An engine always computes a
+   * prompt's last token, which lies inside only if the deepest key ends where the prompt does, and reuses whole blocks.
+   */
+  private usable(chain: PrefixChain, depth: number, heldTokens: number, blockSize: number): number {
+    if (depth === 0) return 0;
+    const endsThere = chain.complete && depth * chain.unitSize === chain.unitCount;
+    const tokens = endsThere ? heldTokens - 1 : heldTokens;
+    return Math.floor(Math.max(0, tokens) / blockSize) * blockSize;
+  }
+}

@@ -1,0 +1,228 @@
+/** The service routes: one request from its bytes to its answer. */
+
+import type { Context } from "hono";
+import type { KedgeConfig } from "../config/index.ts";
+import { KedgeError, toKedgeError } from "../errors/index.ts";
+import { explain, logLines } from "../routing/index.ts";
+import { errorHeaders, errorJson, publicError } from "./answers.ts";
+import type { Authenticate } from "./auth.ts";
+import { type ClientConnection, WebClient } from "./client.ts";
+import type { GatewayDeps, GatewayEnv } from "./deps.ts";
+import type { Forwarder, JobStatus } from "./forward.ts";
+import type { GatewayMetrics } from "./metrics.ts";
+import { NO_OVERRIDES, type RequestOverrides, readOverrides } from "./overrides.ts";
+import { type ClientRequest, type Endpoint, readRequest, upstreamBody } from "./request.ts";
+import type { Route, Router } from "./route.ts";
+
+const SANE_REQUEST_ID = /^[\w.:-]{1,128}$/;
+const JSON_TYPE = /^application\/(?:[\w.+-]+\+)?json\b/i;
+const TRACE_HEADERS = ["traceparent", "tracestate"] as const;
+
+type Ctx = Context<GatewayEnv>;
+
+export interface ServiceParts {
+  readonly deps: GatewayDeps;
+  readonly authenticate: Authenticate;
+  readonly router: Router;
+  readonly forwarder: Forwarder;
+  readonly metrics: GatewayMetrics;
+}
+
+/** What is known of a request when it ends, however far it came. */
+interface Record {
+  readonly endpoint: string;
+  requestId: string;
+  model: string;
+  stream: boolean;
+}
+
+export class Service {
+  private readonly parts: ServiceParts;
+  private readonly config: KedgeConfig;
+
+  constructor(parts: ServiceParts) {
+    this.parts = parts;
+    this.config = parts.deps.config;
+  }
+
+  /** Answers a chat or completion request. */
+  complete(c: Ctx, endpoint: Endpoint): Promise<Response> {
+    return this.serve(c, endpoint, async (client, record) => {
+      const startMs = this.parts.deps.clock.now();
+      const request = await this.read(c, client, endpoint);
+      record.stream = request.stream;
+      const route = await this.parts.router.route(request, this.overrides(c), false);
+      record.model = route.served.name;
+      return this.forward(c, client, record.requestId, request, route, startMs);
+    });
+  }
+
+  /** Says how such a request would be routed; runs and reserves nothing. */
+  explain(c: Ctx): Promise<Response> {
+    return this.serve(c, "route", async (client, record) => {
+      if (!this.config.explain) {
+        throw new KedgeError(
+          "not_found",
+          "Explanations are off. The operator turns them on with KEDGE_EXPLAIN=true.",
+        );
+      }
+      const request = await this.read(c, client, null);
+      const route = await this.parts.router.route(request, this.overrides(c), true);
+      record.model = route.served.name;
+      const headers = { "content-type": "application/json", "x-request-id": record.requestId };
+      client.send(200, headers, JSON.stringify(explanationOf(request, route)));
+      return "200";
+    });
+  }
+
+  private serve(
+    c: Ctx,
+    endpoint: string,
+    work: (client: ClientConnection, record: Record) => Promise<JobStatus>,
+  ): Promise<Response> {
+    const client = c.env?.client ?? new WebClient(c.req.raw);
+    const record: Record = { endpoint, requestId: this.requestId(c), model: "unknown", stream: false };
+    work(client, record).then(
+      (status) => this.count(record, status),
+      (thrown) => this.refuse(client, record, toKedgeError(thrown)),
+    );
+    return client.response;
+  }
+
+  private async read(c: Ctx, client: ClientConnection, endpoint: Endpoint | null): Promise<ClientRequest> {
+    const allowed = this.parts.authenticate(c.req.header("authorization"));
+    if (allowed instanceof Promise) await allowed;
+    const type = c.req.header("content-type");
+    const encoding = c.req.header("content-encoding");
+    if (
+      (type !== undefined && !JSON_TYPE.test(type)) ||
+      (encoding !== undefined && encoding !== "identity")
+    ) {
+      throw new KedgeError("unsupported_media_type", "Send the body as plain application/json.");
+    }
+    return readRequest(endpoint, await client.readBody(this.config.limits.bodyBytes));
+  }
+
+  private async forward(
+    c: Ctx,
+    client: ClientConnection,
+    requestId: string,
+    request: ClientRequest,
+    route: Route,
+    startMs: number,
+  ): Promise<JobStatus> {
+    const { deps, metrics, forwarder } = this.parts;
+    const meters = metrics.of(route.served.name);
+    this.noteRoute(route, requestId);
+    meters.inflight.add(1);
+    try {
+      return await forwarder.forward({
+        client,
+        request,
+        body: upstreamBody(request),
+        route,
+        planId: c.req.header("x-request-id") === requestId ? `${requestId}-${this.hex(8)}` : requestId,
+        requestId,
+        traceHeaders: traceHeaders(c),
+        startMs,
+        meters,
+      });
+    } finally {
+      meters.inflight.add(-1);
+      meters.duration.observe((deps.clock.now() - startMs) / 1_000);
+    }
+  }
+
+  private noteRoute(route: Route, requestId: string): void {
+    const { metrics, deps } = this.parts;
+    const { served, decision, unkeyed } = route;
+    const meters = metrics.of(served.name);
+    meters.keying.observe(route.keyingMs * 1_000);
+    meters.decision.observe(route.decisionMs * 1_000);
+    if (decision.chosen !== null) metrics.rungs.labels(served.name, route.rung(decision.chosen)).inc();
+    if (unkeyed !== null) metrics.unkeyed.labels(served.name).inc();
+    if (deps.log.debug === undefined) return;
+    for (const line of logLines(decision)) deps.log.debug(`${requestId} ${line}`);
+  }
+
+  private refuse(client: ClientConnection, record: Record, error: KedgeError): void {
+    if (error.code === "internal_error") {
+      this.parts.deps.log.warn("A request failed inside the gateway.", {
+        requestId: record.requestId,
+        error:
+          error.cause instanceof Error
+            ? (error.cause.stack ?? error.cause.message)
+            : String(error.cause ?? error),
+      });
+    }
+    const told = publicError(error, this.config.explain);
+    client.send(
+      told.kind.status,
+      { ...errorHeaders(told), "x-request-id": record.requestId },
+      errorJson(told),
+    );
+    this.count(record, String(told.kind.status));
+  }
+
+  private count(record: Record, status: JobStatus): void {
+    const { model, endpoint, stream } = record;
+    this.parts.metrics.requests.labels(model, endpoint, String(stream), status).inc();
+  }
+
+  private overrides(c: Ctx): RequestOverrides {
+    return this.config.explain ? readOverrides((name) => c.req.header(name)) : NO_OVERRIDES;
+  }
+
+  private requestId(c: Ctx): string {
+    const given = c.req.header("x-request-id");
+    return given !== undefined && SANE_REQUEST_ID.test(given) ? given : this.hex(32);
+  }
+
+  private hex(digits: number): string {
+    let text = "";
+    while (text.length < digits) {
+      text += Math.floor(this.parts.deps.random() * 2 ** 32)
+        .toString(16)
+        .padStart(8, "0");
+    }
+    return text.slice(0, digits);
+  }
+}
+
+function traceHeaders(c: Ctx): { [name: string]: string } {
+  const headers: { [name: string]: string } = {};
+  for (const name of TRACE_HEADERS) {
+    const value = c.req.header(name);
+    if (value !== undefined) headers[name] = value;
+  }
+  return headers;
+}
+
+/** The answer of `/v1/route`. Slots, keys and addresses stay inside. */
+function explanationOf(request: ClientRequest, route: Route) {
+  const { served, prompt, decision, unkeyed } = route;
+  const { chain } = prompt;
+  return {
+    object: "route",
+    model: served.name,
+    base_model: served.model,
+    adapter: served.adapter,
+    endpoint: request.endpoint,
+    rung: decision.chosen && route.rung(decision.chosen),
+    prompt: {
+      tokens: route.promptTokens,
+      tokens_estimated: prompt.exactTokens === null,
+      bytes_per_token: prompt.exactTokens === null ? prompt.bytesPerToken : null,
+      unkeyed,
+      scheme: chain?.scheme ?? null,
+      keys: chain?.keys.length ?? 0,
+      unit_size: chain?.unitSize ?? null,
+      complete: chain?.complete ?? false,
+    },
+    overlap_tokens: decision.chosen && route.overlapTokens(decision.chosen),
+    keying_ms: route.keyingMs,
+    decision_ms: route.decisionMs,
+    ...explain(decision),
+    log: logLines(decision),
+  };
+}

@@ -1,0 +1,93 @@
+/** The client's side of a request on Node's own HTTP streams: no web streams between socket and socket. */
+
+import type { IncomingMessage, ServerResponse } from "node:http";
+import {
+  type AnswerWriter,
+  type ClientConnection,
+  clientClosed,
+  payloadTooLarge,
+} from "../../gateway/index.ts";
+
+/** Tells @hono/node-server that the answer has been written already. */
+const ALREADY_SENT = new Response(null, { headers: { "x-hono-already-sent": "true" } });
+
+export class NodeClient implements ClientConnection {
+  private readonly incoming: IncomingMessage;
+  private readonly outgoing: ServerResponse;
+  private goneCallback: (() => void) | null = null;
+  private settle: (response: Response) => void = () => {};
+  private responsePromise: Promise<Response> | null = null;
+  private answered = false;
+
+  constructor(incoming: IncomingMessage, outgoing: ServerResponse) {
+    this.incoming = incoming;
+    this.outgoing = outgoing;
+    outgoing.on("close", () => {
+      if (outgoing.writableFinished) return;
+      this.goneCallback?.();
+      this.markAnswered();
+    });
+  }
+
+  get response(): Promise<Response> {
+    this.responsePromise ??= new Promise((resolve) => {
+      if (this.answered) resolve(ALREADY_SENT);
+      else this.settle = resolve;
+    });
+    return this.responsePromise;
+  }
+
+  readBody(limitBytes: number): Promise<Uint8Array> {
+    const { incoming } = this;
+    const announced = Number(incoming.headers["content-length"] ?? 0);
+    if (announced > limitBytes) return Promise.reject(payloadTooLarge(limitBytes));
+    return new Promise((resolve, reject) => {
+      const chunks: Buffer[] = [];
+      let length = 0;
+      incoming.on("data", (chunk: Buffer) => {
+        length += chunk.length;
+        if (length > limitBytes) reject(payloadTooLarge(limitBytes));
+        else chunks.push(chunk);
+      });
+      incoming.on("end", () => resolve(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks, length)));
+      incoming.on("error", (error) => reject(clientClosed(error)));
+      incoming.on("close", () => {
+        if (!incoming.complete) reject(clientClosed());
+      });
+    });
+  }
+
+  send(status: number, headers: Readonly<Record<string, string>>, body: Uint8Array | string): void {
+    if (this.outgoing.destroyed) return;
+    const length = typeof body === "string" ? Buffer.byteLength(body) : body.length;
+    // A body that was refused unread cannot be followed by another request on this connection.
+    const closing = this.incoming.complete ? {} : { connection: "close" };
+    this.outgoing.writeHead(status, { ...headers, "content-length": length, ...closing });
+    this.outgoing.end(body);
+    this.markAnswered();
+  }
+
+  begin(status: number, headers: Readonly<Record<string, string>>, onDrain: () => void): AnswerWriter {
+    const { outgoing } = this;
+    outgoing.writeHead(status, headers);
+    outgoing.on("drain", onDrain);
+    this.markAnswered();
+    return {
+      write: (chunk) => outgoing.destroyed || outgoing.write(chunk),
+      end: () => {
+        outgoing.end();
+      },
+    };
+  }
+
+  onGone(callback: () => void): void {
+    this.goneCallback = callback;
+    if (this.outgoing.destroyed && !this.outgoing.writableFinished) callback();
+  }
+
+  private markAnswered(): void {
+    if (this.answered) return;
+    this.answered = true;
+    this.settle(ALREADY_SENT);
+  }
+}

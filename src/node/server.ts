@@ -1,0 +1,78 @@
+/** Serves a gateway on node:http: no Nagle, streams written straight to the socket, a clean end. */
+
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import type { AddressInfo } from "node:net";
+import { getRequestListener } from "@hono/node-server";
+import type { Hono } from "hono";
+import type { GatewayEnv } from "../gateway/index.ts";
+import { NodeClient } from "./http/node-client.ts";
+
+export interface ServeOptions {
+  readonly app: Hono<GatewayEnv>;
+  readonly host: string;
+  /** 0: any free one. */
+  readonly port: number;
+  /** How long `close` waits for requests under way before it breaks their connections. */
+  readonly drainTimeoutMs?: number;
+}
+
+export interface ServedGateway {
+  readonly url: string;
+  /** Accepts no more, lets requests under way finish, then breaks what is left. Safe to call twice. */
+  close(): Promise<void>;
+}
+
+const DEFAULT_DRAIN_MS = 30_000;
+/** Above the usual idle time of load balancers, so that they close first. */
+const KEEP_ALIVE_MS = 75_000;
+const MAX_HEADER_BYTES = 32 * 1024;
+
+/** Errors: what listening gives, e.g. EADDRINUSE. */
+export async function serveGateway(options: ServeOptions): Promise<ServedGateway> {
+  const { app, host, port, drainTimeoutMs = DEFAULT_DRAIN_MS } = options;
+  const listener = getRequestListener(
+    (request, env) => {
+      const incoming = env.incoming as IncomingMessage;
+      return app.fetch(request, { client: new NodeClient(incoming, env.outgoing as ServerResponse) });
+    },
+    { overrideGlobalObjects: false },
+  );
+  const server = createServer(
+    { noDelay: true, keepAlive: true, keepAliveTimeout: KEEP_ALIVE_MS, maxHeaderSize: MAX_HEADER_BYTES },
+    listener,
+  );
+  // A long prompt on a slow line, or a long generation, is not an attack; the gateway has its own deadlines.
+  server.requestTimeout = 0;
+  await listen(server, host, port);
+  const address = server.address() as AddressInfo;
+  const name = address.family === "IPv6" ? `[${address.address}]` : address.address;
+  let closing: Promise<void> | null = null;
+  return {
+    url: `http://${name}:${address.port}`,
+    close: () => {
+      closing ??= closeServer(server, drainTimeoutMs);
+      return closing;
+    },
+  };
+}
+
+function listen(server: Server, host: string, port: number): Promise<void> {
+  return new Promise((resolve, reject) => {
+    server.once("error", reject);
+    server.listen(port, host, () => {
+      server.off("error", reject);
+      resolve();
+    });
+  });
+}
+
+function closeServer(server: Server, drainTimeoutMs: number): Promise<void> {
+  return new Promise((resolve) => {
+    const force = setTimeout(() => server.closeAllConnections(), drainTimeoutMs);
+    server.close(() => {
+      clearTimeout(force);
+      resolve();
+    });
+    server.closeIdleConnections();
+  });
+}
