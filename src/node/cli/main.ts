@@ -35,6 +35,12 @@ function report(thrown: unknown): void {
   process.exitCode = 70;
 }
 
+// A reader such as `head` may close the pipe early: that is its right, not a failure.
+process.stdout.on("error", (error: NodeJS.ErrnoException) => {
+  if (error.code === "EPIPE") process.exit(0);
+  throw error;
+});
+
 try {
   await (await program(process.argv[2])).parseAsync();
 } catch (thrown) {
