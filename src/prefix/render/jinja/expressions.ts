@@ -98,14 +98,19 @@ function filterOrTest(name: string): Filter {
     return (value, args) => !test(value, args);
   }
   const filter = filterNamed(name);
-  if (filter === undefined) throw new UnsupportedTemplate(`the filter '${name}'`);
-  return filter;
+  return filter ?? missing(`the filter '${name}'`);
 }
 
 function testNamed(name: string): Test {
   const test = Object.hasOwn(TESTS, name) ? TESTS[name] : undefined;
-  if (test === undefined) throw new UnsupportedTemplate(`the test '${name}'`);
-  return test;
+  return test ?? missing(`the test '${name}'`);
+}
+
+/** What is not there fails where it is used: a template may keep it in a branch that no request takes. */
+function missing(what: string): () => never {
+  return () => {
+    throw new UnsupportedTemplate(what);
+  };
 }
 
 /** Errors: {@link UnsupportedTemplate}. */

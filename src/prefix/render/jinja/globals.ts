@@ -1,7 +1,7 @@
 /** The names every chat template may use besides its variables. */
 
 import { TemplateFailure } from "./failures.ts";
-import { strftime } from "./strftime.ts";
+import { createStrftime } from "./strftime.ts";
 import {
   type Callable,
   isInteger,
@@ -94,6 +94,7 @@ const CONSTANTS: readonly (readonly [string, Value])[] = [
 ];
 
 export function globalsOf(clock: Clock): readonly (readonly [string, Value])[] {
-  const strftimeNow: Callable = ([format]) => strftime(toText(format), clock.nowMs(), clock.timeZone);
+  const strftime = createStrftime(clock.timeZone);
+  const strftimeNow: Callable = ([format]) => strftime(toText(format), clock.nowMs());
   return [...CONSTANTS, ["strftime_now", strftimeNow]];
 }

@@ -18,18 +18,25 @@ interface Moment {
   readonly second: number;
 }
 
-/** `timeMs`: Unix time in ms. `timeZone`: IANA name. Errors: `RangeError` for an unknown zone, {@link UnsupportedTemplate}. */
-export function strftime(format: string, timeMs: number, timeZone: string): string {
-  const moment = momentIn(timeMs, timeZone);
-  return format.replace(/%(-?)([a-zA-Z%])/g, (directive, bare: string, code: string) => {
-    const text = field(code, moment);
-    if (text === undefined) throw new UnsupportedTemplate(`strftime_now with ${directive}`);
-    return bare === "" ? text : text.replace(/^0+(?=\d)/, "");
-  });
+/** Formats a moment, given as Unix time in ms. Errors: {@link UnsupportedTemplate} for an unknown directive. */
+export type Strftime = (format: string, timeMs: number) => string;
+
+/** `timeZone`: IANA name. The zone is loaded at first use, which costs more than the formatting. Errors there: `RangeError`. */
+export function createStrftime(timeZone: string): Strftime {
+  let zone: Intl.DateTimeFormat | null = null;
+  return (format, timeMs) => {
+    zone ??= zoneClock(timeZone);
+    const moment = momentIn(zone, timeMs);
+    return format.replace(/%(-?)([a-zA-Z%])/g, (directive, bare: string, code: string) => {
+      const text = field(code, moment);
+      if (text === undefined) throw new UnsupportedTemplate(`strftime_now with ${directive}`);
+      return bare === "" ? text : text.replace(/^0+(?=\d)/, "");
+    });
+  };
 }
 
-function momentIn(timeMs: number, timeZone: string): Moment {
-  const parts = new Intl.DateTimeFormat("en-US", {
+function zoneClock(timeZone: string): Intl.DateTimeFormat {
+  return new Intl.DateTimeFormat("en-US", {
     timeZone,
     hourCycle: "h23",
     year: "numeric",
@@ -38,7 +45,11 @@ function momentIn(timeMs: number, timeZone: string): Moment {
     hour: "numeric",
     minute: "numeric",
     second: "numeric",
-  }).formatToParts(timeMs);
+  });
+}
+
+function momentIn(zone: Intl.DateTimeFormat, timeMs: number): Moment {
+  const parts = zone.formatToParts(timeMs);
   const part = (type: Intl.DateTimeFormatPartTypes) => Number(parts.find((p) => p.type === type)?.value);
   return {
     year: part("year"),
