@@ -1,0 +1,47 @@
+/** A streaming engine without any delay: what a gateway adds is all that can be measured before it. Run as a child process. */
+
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
+
+const events = Number(process.argv[2] ?? 16);
+const model = process.argv[3] ?? "bench";
+
+const chunk = (content: string) =>
+  `data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1700000000,"model":"${model}","choices":[{"index":0,"delta":{"content":"${content}"},"logprobs":null,"finish_reason":null}]}\n\n`;
+const contents = Array.from({ length: events }, (_, i) => Buffer.from(chunk(` word${i}`)));
+const usage = Buffer.from(
+  `data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1700000000,"model":"${model}","choices":[],"usage":{"prompt_tokens":1000,"total_tokens":${1000 + events},"completion_tokens":${events}}}\n\n`,
+);
+const done = Buffer.from("data: [DONE]\n\n");
+const models = JSON.stringify({
+  object: "list",
+  data: [{ id: model, object: "model", created: 0, owned_by: "bench" }],
+});
+
+const server = createServer(
+  { noDelay: true, keepAlive: true, keepAliveTimeout: 120_000 },
+  (request, response) => {
+    if (request.method !== "POST") {
+      response.writeHead(200, { "content-type": "application/json" });
+      response.end(request.url === "/v1/models" ? models : "{}");
+      return;
+    }
+    let tail = "";
+    let head = "";
+    request.on("data", (data: Buffer) => {
+      const text = data.toString("latin1");
+      if (head === "") head = text.slice(0, 256);
+      tail = (tail + text).slice(-256);
+    });
+    request.on("end", () => {
+      response.writeHead(200, { "content-type": "text/event-stream; charset=utf-8" });
+      for (const event of contents) response.write(event);
+      if (`${head}${tail}`.includes('"include_usage":true')) response.write(usage);
+      response.end(done);
+    });
+  },
+);
+server.listen(0, "127.0.0.1", () => {
+  process.stdout.write(`${(server.address() as AddressInfo).port}\n`);
+});
+process.on("disconnect", () => process.exit());
