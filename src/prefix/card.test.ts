@@ -111,6 +111,10 @@ describe("deriveModelCard", () => {
     expect(derive().chatTemplate).toBeNull();
   });
 
+  it("has no template for models that engines do not render by template", () => {
+    expect(derive({ chatTemplateFile: "F", config: { model_type: "gpt_oss" } }).chatTemplate).toBeNull();
+  });
+
   it("detects the content format from the template", () => {
     const chatTemplateFile =
       "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}";

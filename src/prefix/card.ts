@@ -13,6 +13,9 @@ export const DEFAULT_UNIT_SIZE: Readonly<Record<PrefixSchemeName, number>> = { b
 
 const DEFAULT_BYTES_PER_TOKEN = 4;
 
+/** Model types whose chats engines lay out in code of their own (Harmony): the template in their files is not what runs. */
+const ENGINE_RENDERED: ReadonlySet<string> = new Set(["gpt_oss"]);
+
 function isTimeZone(name: string): boolean {
   try {
     new Intl.DateTimeFormat("en-US", { timeZone: name });
@@ -83,7 +86,9 @@ export function deriveModelCard(source: ModelCardSource): ModelCard {
   const tokenizerConfig = record(source.tokenizerConfig ?? {}, "tokenizer_config.json");
   const config = record(source.config ?? {}, "config.json");
   const scheme = source.scheme ?? "bytes";
-  const templates = readTemplates(tokenizerConfig, source.chatTemplateFile ?? null);
+  const templates = ENGINE_RENDERED.has(String(config.model_type))
+    ? { chatTemplate: null, namedTemplates: {} }
+    : readTemplates(tokenizerConfig, source.chatTemplateFile ?? null);
   const bosToken = tokenText(tokenizerConfig.bos_token);
   return parseModelCard({
     version: 1,

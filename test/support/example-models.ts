@@ -26,5 +26,9 @@ export function exampleModel(name: "qwen3" | "llama3_1"): ExampleModel {
   const read = (file: string) => JSON.parse(readFileSync(join(directory, file), "utf8"));
   const tokenizerJson = read("tokenizer.json");
   const tokenizerConfig = read("tokenizer_config.json");
-  return { tokenizerJson, tokenizerConfig, card: deriveModelCard({ model: name, tokenizerJson, tokenizerConfig }) };
+  return {
+    tokenizerJson,
+    tokenizerConfig,
+    card: deriveModelCard({ model: name, tokenizerJson, tokenizerConfig }),
+  };
 }

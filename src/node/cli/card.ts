@@ -36,11 +36,20 @@ export async function readModelCard(path: string, options: CardOptions = {}): Pr
     tokenizerJson,
     tokenizerConfig: await readJson(join(directory, "tokenizer_config.json")),
     config: await readJson(join(directory, "config.json")),
-    chatTemplateFile: await readText(join(directory, "chat_template.jinja")),
+    chatTemplateFile: await readChatTemplate(directory),
     ...(options.scheme !== undefined && { scheme: options.scheme }),
     ...(options.unit !== undefined && { unitSize: options.unit }),
     ...(options.timeZone !== undefined && { timeZone: options.timeZone }),
   });
+}
+
+/** `chat_template.jinja`, or the older `chat_template.json` of multimodal models; null if there is neither. */
+async function readChatTemplate(directory: string): Promise<string | null> {
+  const text = await readText(join(directory, "chat_template.jinja"));
+  if (text !== null) return text;
+  const json = await readJson(join(directory, "chat_template.json"));
+  const hasTemplate = typeof json === "object" && json !== null && "chat_template" in json;
+  return hasTemplate && typeof json.chat_template === "string" ? json.chat_template : null;
 }
 
 async function isDirectory(path: string): Promise<boolean> {

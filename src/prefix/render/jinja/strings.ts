@@ -16,16 +16,25 @@ const SPACES = new RegExp(`${SPACE}+`, "g");
 export const LINE_BREAK = /\r\n|[\n-\r\u001c-\u001e\u0085\u2028\u2029]/g;
 
 export function strip(text: string, chars: string | null = null, left = true, right = true): string {
-  const strips = chars === null ? isSpace : (char: string) => chars.includes(char);
+  if (chars !== null) return stripChars(text, chars, left, right);
   let start = 0;
   let end = text.length;
-  if (left) while (start < end && strips(charAt(text, start))) start += charAt(text, start).length;
-  if (right) while (end > start && strips(charBefore(text, end))) end -= charBefore(text, end).length;
-  return start === 0 && end === text.length ? text : text.slice(start, end);
+  if (left) while (start < end && isSpace(text.charCodeAt(start))) start++;
+  if (right) while (end > start && isSpace(text.charCodeAt(end - 1))) end--;
+  return text.slice(start, end);
 }
 
-function isSpace(char: string): boolean {
-  return ONE_SPACE.test(char);
+function isSpace(code: number): boolean {
+  if (code < 0x80) return code === 0x20 || (code >= 0x09 && code <= 0x0d) || (code >= 0x1c && code <= 0x1f);
+  return ONE_SPACE.test(String.fromCharCode(code));
+}
+
+function stripChars(text: string, chars: string, left: boolean, right: boolean): string {
+  let start = 0;
+  let end = text.length;
+  if (left) while (start < end && chars.includes(charAt(text, start))) start += charAt(text, start).length;
+  if (right) while (end > start && chars.includes(charBefore(text, end))) end -= charBefore(text, end).length;
+  return text.slice(start, end);
 }
 
 function charAt(text: string, index: number): string {
