@@ -1,8 +1,9 @@
 /** Finds the mock model's folder, from the sources and from a built package alike. */
 
-import { existsSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import type { ModelCard } from "../../../src/prefix/types.ts";
 
 /** The package's root: the nearest folder upwards that has a package.json. */
 function packageRoot(): string {
@@ -19,4 +20,33 @@ export const MODEL_DIR = join(packageRoot(), "gpu-agent", "engines", "mock", "mo
 /** Path of a file in the model's folder. */
 export function modelPath(name: string): string {
   return join(MODEL_DIR, name);
+}
+
+interface TokenizerConfig {
+  readonly chat_template: string;
+  readonly eos_token: string;
+  readonly pad_token: string;
+}
+
+/** What a renderer needs to know of the mock's model. */
+export function modelCard(): ModelCard {
+  const config = JSON.parse(readFileSync(modelPath("tokenizer_config.json"), "utf8")) as TokenizerConfig;
+  return {
+    version: 1,
+    model: "mock",
+    scheme: "bytes",
+    unitSize: 128,
+    chatTemplate: config.chat_template,
+    namedTemplates: {},
+    contentFormat: "string",
+    bosToken: null,
+    eosToken: config.eos_token,
+    specialTokens: { pad_token: config.pad_token },
+    addedPrefix: null,
+    normalizer: null,
+    strippingTokens: [],
+    timeZone: "UTC",
+    bytesPerToken: 4,
+    maxModelLen: null,
+  };
 }
