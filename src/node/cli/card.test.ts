@@ -38,7 +38,10 @@ describe("readModelCard", () => {
   });
 
   it("does without tokenizer_config.json and config.json, and prefers chat_template.jinja", async () => {
-    await copyFile(join(exampleModelDirectory("llama3_1"), "tokenizer.json"), join(directory, "tokenizer.json"));
+    await copyFile(
+      join(exampleModelDirectory("llama3_1"), "tokenizer.json"),
+      join(directory, "tokenizer.json"),
+    );
     expect((await readModelCard(directory)).chatTemplate).toBeNull();
     await writeFile(join(directory, "chat_template.jinja"), "{{ messages }}");
     const card = await readModelCard(directory, { scheme: "tokens", unit: 32, timeZone: "Europe/Oslo" });
@@ -52,7 +55,9 @@ describe("readModelCard", () => {
   });
 
   it("names the file at fault", async () => {
-    expect(await codeOf(() => readModelCard(join(directory, "nowhere")))).toMatch(/^config_invalid: .*nowhere/);
+    expect(await codeOf(() => readModelCard(join(directory, "nowhere")))).toMatch(
+      /^config_invalid: .*nowhere/,
+    );
     expect(await codeOf(() => readModelCard(directory))).toMatch(/^config_invalid: .*tokenizer\.json/);
     await writeFile(join(directory, "tokenizer.json"), "{");
     expect(await codeOf(() => readModelCard(directory))).toMatch(/tokenizer\.json is not valid JSON/);
@@ -81,7 +86,10 @@ describe("kedge card", () => {
     }
   });
 
-  it.each([["--scheme", "words"], ["--unit", "0"]])("refuses %s %s", async (flag, value) => {
+  it.each([
+    ["--scheme", "words"],
+    ["--unit", "0"],
+  ])("refuses %s %s", async (flag, value) => {
     const command = cardCommand()
       .exitOverride()
       .configureOutput({ writeErr: () => undefined });
