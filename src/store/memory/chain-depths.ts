@@ -1,7 +1,5 @@
 /** What one bisection found: the holders of a chain and the deepest position that each holds. Reused, never reallocated. */
 
-import { CELL_WORDS } from "./slab.ts";
-
 /** Structure of arrays, one row per holder; the first `count` rows are valid until the next bisection. */
 export class ChainDepths {
   count = 0;
@@ -24,17 +22,19 @@ export class ChainDepths {
     if (slotCount > this.seen.length) this.reserve(slotCount);
   }
 
-  /** Places the holders of a block of cells at `position`, save those that were placed deeper before. */
-  add(page: Int32Array, start: number, holders: number, position: number): void {
-    const end = start + holders * CELL_WORDS;
-    for (let cell = start; cell < end; cell += CELL_WORDS) {
+  /**
+   * Places the holders of a block at `position`, save those that were placed deeper before. `start`: the block's offset
+   * in its page; `capacity`: distance from a holder's slot to its tokens.
+   */
+  add(page: Int32Array, start: number, capacity: number, holders: number, position: number): void {
+    for (let cell = start; cell < start + holders; cell++) {
       const slot = page[cell];
       if (this.seen[slot] === this.serial) continue;
       this.seen[slot] = this.serial;
       const row = this.count++;
       this.slots[row] = slot;
       this.positions[row] = position;
-      this.tokens[row] = page[cell + 2];
+      this.tokens[row] = page[cell + capacity];
     }
   }
 

@@ -1,7 +1,6 @@
-/** Prefix key → holders, in flat arrays: written by events and predictions, read by bisection along a chain (design D1, D3). */
+/** Prefix key → holders with their leases, in flat arrays (design D3). */
 
-import type { ChainDepths } from "./chain-depths.ts";
-import { CELL_WORDS, CellSlab, classCapacity, MAX_HOLDERS_PER_ENTRY } from "./slab.ts";
+import { CellSlab, classCapacity, MAX_HOLDERS_PER_ENTRY } from "./slab.ts";
 import type { SlotTable } from "./slots.ts";
 
 /**
@@ -22,34 +21,31 @@ const BLOCK = 2;
 const SOONEST = 3;
 /** Generation of the slot table under which all holders were found to be alive. */
 const GENERATION = 4;
-/** Holders in the low 24 bits, size class of the block above. */
-const COUNT = 5;
+/** Number of holders in the low 24 bits, size class of the block above. */
+const META = 5;
 const COUNT_MASK = 0xffffff;
 const CLASS_SHIFT = 24;
-
-/** An interval of the bisection: position, block and count at its left end, position and count at its right end. */
-const FRAME = 5;
 
 export class HolderIndex {
   /** Keys in the tables, those included whose holders have all died since they were last written. */
   entries = 0;
   /** Holders of those keys, dead ones included. */
   holders = 0;
-  private readonly slots: SlotTable;
+  /** Block, and the block's capacity, of the entry that the last `probe` found. */
+  probedBlock = 0;
+  probedCapacity = 0;
+  readonly slots: SlotTable;
   private readonly seed: number;
-  private readonly slab = new CellSlab();
+  readonly slab = new CellSlab();
   private readonly segments: Int32Array[] = [];
   private readonly masks = new Int32Array(SEGMENTS).fill(MIN_CAPACITY - 1);
   private readonly used = new Int32Array(SEGMENTS);
   /** Segment of the last `locate`. */
   private segment: Int32Array;
   private segmentIndex = 0;
-  /** Block of the entry that the last `probe` found. */
-  private probedBlock = 0;
   /** Where the sweep goes on. */
   private sweptSegment = 0;
   private sweptAt = 0;
-  private readonly stack = new Int32Array(FRAME * 64);
 
   /** `seed`: 32 random bits that keep clients from choosing keys that collide. */
   constructor(slots: SlotTable, seed: number) {
@@ -76,8 +72,9 @@ export class HolderIndex {
     const cell = this.cellOf(segment, at, slot);
     if (cell < 0) return this.append(segment, at, slot, expiry, tokens);
     const page = this.slab.page(segment[at + BLOCK]);
-    if (expiry > page[cell + 1]) page[cell + 1] = expiry;
-    page[cell + 2] = tokens;
+    const capacity = capacityOf(segment[at + META]);
+    page[cell + capacity] = tokens;
+    if (expiry > page[cell + 2 * capacity]) page[cell + 2 * capacity] = expiry;
     return true;
   }
 
@@ -90,12 +87,12 @@ export class HolderIndex {
     const cell = this.cellOf(segment, at, slot);
     if (cell >= 0) {
       const block = segment[at + BLOCK];
-      const last = this.slab.offset(block) + ((segment[at + COUNT] & COUNT_MASK) - 1) * CELL_WORDS;
-      copyWords(this.slab.page(block), last, cell, CELL_WORDS);
-      segment[at + COUNT] -= 1;
+      const last = this.slab.offset(block) + (segment[at + META] & COUNT_MASK) - 1;
+      moveCell(this.slab.page(block), last, cell, capacityOf(segment[at + META]));
+      segment[at + META] -= 1;
       this.holders -= 1;
     }
-    if ((segment[at + COUNT] & COUNT_MASK) === 0) this.vacate(at);
+    if ((segment[at + META] & COUNT_MASK) === 0) this.vacate(at);
     return cell >= 0;
   }
 
@@ -105,73 +102,33 @@ export class HolderIndex {
     if (at < 0) return 0;
     this.refresh(this.segment, at, now);
     const cell = this.cellOf(this.segment, at, slot);
-    return cell < 0 ? 0 : this.slab.page(this.segment[at + BLOCK])[cell + 1];
+    if (cell < 0) return 0;
+    return this.slab.page(this.segment[at + BLOCK])[cell + 2 * capacityOf(this.segment[at + META])];
   }
 
-  /**
-   * How deep each holder of the chain's first key holds it. `keys`: pairs of low and high words; `positions`: the
-   * indices that can be held at all, null: every one of the `length`.
-   *
-   * Holders are prefix-closed, so two entries of one chain have the same holders if they have as many. Bisection looks
-   * for the places where the number changes, the deepest first; when `limit` probes are spent, the holders not yet
-   * placed get the deepest position at which they were seen, a lower bound.
-   */
-  depths(
-    keys: Int32Array,
-    length: number,
-    positions: Int32Array | null,
-    limit: number,
-    now: number,
-    out: ChainDepths,
-  ): void {
-    out.begin(this.slots.size);
-    if (length === 0 || this.entries === 0) return;
-    const stack = this.stack;
-    const first = positions === null ? 0 : positions[0] * 2;
-    let low = 0;
-    let lowCount = this.probe(keys[first], keys[first + 1], now);
-    let probes = 1;
-    if (lowCount === 0) {
-      out.probes = probes;
-      return;
-    }
-    let lowBlock = this.probedBlock;
-    let high = length;
-    let highCount = 0;
-    let top = 0;
+  /** Number of live holders of a key; if any, leaves where they are in `probedBlock` and `probedCapacity`. */
+  probe(low: number, high: number, now: number): number {
+    const hash = this.hash(low, high);
+    const segment = this.segments[hash >>> SEGMENT_SHIFT];
+    let at = (hash & this.masks[hash >>> SEGMENT_SHIFT]) * STRIDE;
     for (;;) {
-      while (high - low > 1 && probes < limit) {
-        const middle = pivot(low, high);
-        const word = (positions === null ? middle : positions[middle]) * 2;
-        const count = this.probe(keys[word], keys[word + 1], now);
-        probes += 1;
-        if (count === highCount) {
-          high = middle;
-          continue;
-        }
-        if (count !== lowCount) {
-          stack[top] = low;
-          stack[top + 1] = lowBlock;
-          stack[top + 2] = lowCount;
-          stack[top + 3] = middle;
-          stack[top + 4] = count;
-          top += FRAME;
-        }
-        low = middle;
-        lowBlock = this.probedBlock;
-        lowCount = count;
+      const block = segment[at + BLOCK];
+      if (block === 0) return 0;
+      if (segment[at + LOW] === low && segment[at + HIGH] === high) {
+        this.refresh(segment, at, now);
+        this.probedBlock = block;
+        this.probedCapacity = capacityOf(segment[at + META]);
+        return segment[at + META] & COUNT_MASK;
       }
-      if (high - low > 1) out.truncated = true;
-      out.add(this.slab.page(lowBlock), this.slab.offset(lowBlock), lowCount, low);
-      if (top === 0) break;
-      top -= FRAME;
-      low = stack[top];
-      lowBlock = stack[top + 1];
-      lowCount = stack[top + 2];
-      high = stack[top + 3];
-      highCount = stack[top + 4];
+      at += STRIDE;
+      if (at === segment.length) at = 0;
     }
-    out.probes = probes;
+  }
+
+  /** Brings a key's place in the table into the processor's cache; the value means nothing. */
+  touch(low: number, high: number): number {
+    const hash = this.hash(low, high);
+    return this.segments[hash >>> SEGMENT_SHIFT][(hash & this.masks[hash >>> SEGMENT_SHIFT]) * STRIDE];
   }
 
   /** Looks at the next `places` of the tables and deletes the entries there whose holders have all died. */
@@ -186,30 +143,12 @@ export class HolderIndex {
       this.sweptAt += STRIDE;
       if (segment[at + BLOCK] === 0) continue;
       this.refresh(segment, at, now);
-      if ((segment[at + COUNT] & COUNT_MASK) > 0) continue;
+      if ((segment[at + META] & COUNT_MASK) > 0) continue;
       this.segment = segment;
       this.segmentIndex = this.sweptSegment;
       this.vacate(at);
       // Another entry may have moved into this place.
       this.sweptAt = at;
-    }
-  }
-
-  /** Number of live holders of a key; leaves their block in `probedBlock`. */
-  private probe(low: number, high: number, now: number): number {
-    const hash = this.hash(low, high);
-    const segment = this.segments[hash >>> SEGMENT_SHIFT];
-    let at = (hash & this.masks[hash >>> SEGMENT_SHIFT]) * STRIDE;
-    for (;;) {
-      const block = segment[at + BLOCK];
-      if (block === 0) return 0;
-      if (segment[at + LOW] === low && segment[at + HIGH] === high) {
-        this.refresh(segment, at, now);
-        this.probedBlock = block;
-        return segment[at + COUNT] & COUNT_MASK;
-      }
-      at += STRIDE;
-      if (at === segment.length) at = 0;
     }
   }
 
@@ -235,13 +174,13 @@ export class HolderIndex {
     return ~at;
   }
 
-  /** Word address, within its page, of a slot's cell; −1 if it has none. */
+  /** Address, within its page, of a slot in its block; −1 if it is not there. */
   private cellOf(segment: Int32Array, at: number, slot: number): number {
     const block = segment[at + BLOCK];
     const page = this.slab.page(block);
     const start = this.slab.offset(block);
-    const end = start + (segment[at + COUNT] & COUNT_MASK) * CELL_WORDS;
-    for (let cell = start; cell < end; cell += CELL_WORDS) if (page[cell] === slot) return cell;
+    const end = start + (segment[at + META] & COUNT_MASK);
+    for (let cell = start; cell < end; cell++) if (page[cell] === slot) return cell;
     return -1;
   }
 
@@ -255,20 +194,20 @@ export class HolderIndex {
     const { inert, generation } = this.slots;
     const block = segment[at + BLOCK];
     const page = this.slab.page(block);
+    const capacity = capacityOf(segment[at + META]);
     const start = this.slab.offset(block);
-    const end = start + (segment[at + COUNT] & COUNT_MASK) * CELL_WORDS;
+    const end = start + (segment[at + META] & COUNT_MASK);
     let kept = start;
     let soonest = 0x7fffffff;
-    for (let cell = start; cell < end; cell += CELL_WORDS) {
-      const expiry = page[cell + 1];
+    for (let cell = start; cell < end; cell++) {
+      const expiry = page[cell + 2 * capacity];
       if (expiry <= now || inert[page[cell]] !== 0) continue;
-      if (cell !== kept) copyWords(page, cell, kept, CELL_WORDS);
+      if (cell !== kept) moveCell(page, cell, kept, capacity);
       if (expiry < soonest) soonest = expiry;
-      kept += CELL_WORDS;
+      kept += 1;
     }
-    const dropped = (end - kept) / CELL_WORDS;
-    segment[at + COUNT] -= dropped;
-    this.holders -= dropped;
+    segment[at + META] -= end - kept;
+    this.holders -= end - kept;
     segment[at + SOONEST] = soonest;
     segment[at + GENERATION] = generation;
   }
@@ -282,7 +221,7 @@ export class HolderIndex {
     segment[at + HIGH] = high;
     segment[at + BLOCK] = this.slab.allocate(0);
     segment[at + GENERATION] = this.slots.generation;
-    segment[at + COUNT] = 0;
+    segment[at + META] = 0;
     this.used[index] += 1;
     this.entries += 1;
     this.append(segment, at, slot, expiry, tokens);
@@ -290,45 +229,53 @@ export class HolderIndex {
 
   /** Adds a cell to an entry whose dead holders were dropped. False: the entry is full. */
   private append(segment: Int32Array, at: number, slot: number, expiry: number, tokens: number): boolean {
-    const count = segment[at + COUNT] & COUNT_MASK;
+    const count = segment[at + META] & COUNT_MASK;
     if (count === MAX_HOLDERS_PER_ENTRY) return false;
-    if (count === classCapacity(segment[at + COUNT] >>> CLASS_SHIFT)) this.widen(segment, at);
+    if (count === capacityOf(segment[at + META])) this.widen(segment, at);
     const block = segment[at + BLOCK];
     const page = this.slab.page(block);
-    const cell = this.slab.offset(block) + count * CELL_WORDS;
+    const capacity = capacityOf(segment[at + META]);
+    const cell = this.slab.offset(block) + count;
     page[cell] = slot;
-    page[cell + 1] = expiry;
-    page[cell + 2] = tokens;
-    segment[at + COUNT] += 1;
+    page[cell + capacity] = tokens;
+    page[cell + 2 * capacity] = expiry;
+    segment[at + META] += 1;
     if (count === 0 || expiry < segment[at + SOONEST]) segment[at + SOONEST] = expiry;
     this.holders += 1;
     return true;
   }
 
   private widen(segment: Int32Array, at: number): void {
-    const sizeClass = segment[at + COUNT] >>> CLASS_SHIFT;
+    const meta = segment[at + META];
+    const sizeClass = classOf(meta);
+    const capacity = capacityOf(meta);
     const from = segment[at + BLOCK];
     const to = this.slab.allocate(sizeClass + 1);
+    const source = this.slab.page(from);
+    const target = this.slab.page(to);
     const start = this.slab.offset(from);
-    const cells = this.slab.page(from).subarray(start, start + classCapacity(sizeClass) * CELL_WORDS);
-    this.slab.page(to).set(cells, this.slab.offset(to));
+    const goal = this.slab.offset(to);
+    for (let part = 0; part < 3; part++) {
+      for (let i = 0; i < capacity; i++)
+        target[goal + 2 * part * capacity + i] = source[start + part * capacity + i];
+    }
     this.slab.release(from, sizeClass);
     segment[at + BLOCK] = to;
-    segment[at + COUNT] += 1 << CLASS_SHIFT;
+    segment[at + META] = meta + (1 << CLASS_SHIFT);
   }
 
   /** Deletes the entry at `at` of the segment of the last `locate`; those that it had pushed aside move back. */
   private vacate(at: number): void {
     const segment = this.segment;
     const mask = this.masks[this.segmentIndex];
-    this.slab.release(segment[at + BLOCK], segment[at + COUNT] >>> CLASS_SHIFT);
+    this.slab.release(segment[at + BLOCK], classOf(segment[at + META]));
     this.used[this.segmentIndex] -= 1;
     this.entries -= 1;
     let gap = at / STRIDE;
     for (let next = (gap + 1) & mask; segment[next * STRIDE + BLOCK] !== 0; next = (next + 1) & mask) {
       const home = this.hash(segment[next * STRIDE + LOW], segment[next * STRIDE + HIGH]) & mask;
       if (((next - home) & mask) < ((next - gap) & mask)) continue;
-      copyWords(segment, next * STRIDE, gap * STRIDE, STRIDE);
+      for (let word = 0; word < STRIDE; word++) segment[gap * STRIDE + word] = segment[next * STRIDE + word];
       gap = next;
     }
     segment[gap * STRIDE + BLOCK] = 0;
@@ -341,11 +288,11 @@ export class HolderIndex {
     for (let at = 0; at < old.length; at += STRIDE) {
       if (old[at + BLOCK] === 0) continue;
       this.refresh(old, at, now);
-      if ((old[at + COUNT] & COUNT_MASK) > 0) {
+      if ((old[at + META] & COUNT_MASK) > 0) {
         live += 1;
         continue;
       }
-      this.slab.release(old[at + BLOCK], old[at + COUNT] >>> CLASS_SHIFT);
+      this.slab.release(old[at + BLOCK], classOf(old[at + META]));
       old[at + BLOCK] = 0;
     }
     this.entries -= this.used[index] - live;
@@ -370,17 +317,16 @@ export class HolderIndex {
   }
 }
 
-/** Faster than copyWithin for a few words. */
-function copyWords(words: Int32Array, from: number, to: number, length: number): void {
-  for (let i = 0; i < length; i++) words[to + i] = words[from + i];
+function classOf(meta: number): number {
+  return meta >>> CLASS_SHIFT;
 }
 
-/**
- * The position in (low, high) that is divisible by the highest power of two. Prompts of different lengths with a common
- * beginning are thus probed at the same places, which keeps those entries in the processor's caches.
- */
-function pivot(low: number, high: number): number {
-  const last = high - 1;
-  const shift = 31 - Math.clz32(low ^ last);
-  return (last >>> shift) << shift;
+function capacityOf(meta: number): number {
+  return classCapacity(classOf(meta));
+}
+
+function moveCell(page: Int32Array, from: number, to: number, capacity: number): void {
+  page[to] = page[from];
+  page[to + capacity] = page[from + capacity];
+  page[to + 2 * capacity] = page[from + 2 * capacity];
 }

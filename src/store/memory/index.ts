@@ -24,6 +24,7 @@ import type {
   ViewStore,
 } from "../types.ts";
 import { ChainDepths } from "./chain-depths.ts";
+import { ChainSearch } from "./chain-search.ts";
 import { FleetTable } from "./fleet-table.ts";
 import { HolderIndex } from "./holder-index.ts";
 import { Lookup } from "./lookup.ts";
@@ -88,6 +89,7 @@ export class MemoryStore implements ViewStore {
   private readonly probeLimit: number;
   private readonly slotTable = new SlotTable();
   private readonly confirmed: HolderIndex;
+  private readonly search: ChainSearch;
   private readonly predictions: Predictions;
   private readonly fleetTable: FleetTable;
   private readonly thresholds = new Map<string, BusyThresholds>();
@@ -113,6 +115,7 @@ export class MemoryStore implements ViewStore {
     this.horizonMs = options.horizonMs ?? 3_600_000;
     this.probeLimit = options.probeLimit ?? 128;
     this.confirmed = new HolderIndex(this.slotTable, seed);
+    this.search = new ChainSearch(this.confirmed);
     this.predictions = new Predictions(this.slotTable, seed, options.maxPredictedEntries ?? 2 ** 20);
     this.fleetTable = new FleetTable({
       maxAgeMs: options.fleetMaxAgeMs ?? 100,
@@ -139,7 +142,7 @@ export class MemoryStore implements ViewStore {
     if (keys.length === 0) return lookup;
     const words = wordsOf(keys);
     const spare = predictions.empty ? 0 : Math.floor(probeLimit * PREDICTION_PROBES);
-    this.confirmed.depths(words, keys.length, null, probeLimit - spare, now, scratch);
+    this.search.depths(words, keys.length, null, probeLimit - spare, now, scratch);
     lookup.addConfirmed(scratch);
     if (spare > 0) predictions.read(words, probeLimit - lookup.probes, now, scratch, lookup);
     return lookup;
@@ -252,7 +255,7 @@ export class MemoryStore implements ViewStore {
       entries: this.confirmed.entries,
       holders: this.confirmed.holders,
       predictedHolders: this.predictions.holders,
-      bytes: this.confirmed.bytes + this.predictions.bytes,
+      bytes: this.confirmed.bytes + this.search.bytes + this.predictions.bytes,
       slots: this.slotTable.size,
       orphanedKeys: this.orphanedKeys,
       overflownKeys: this.overflownKeys,

@@ -2,6 +2,7 @@
 
 import { boundaryAt, boundaryCount, MAX_BOUNDARIES } from "../../prefix/boundaries.ts";
 import type { ChainDepths } from "./chain-depths.ts";
+import { ChainSearch } from "./chain-search.ts";
 import { HolderIndex } from "./holder-index.ts";
 import type { Lookup } from "./lookup.ts";
 import type { SlotTable } from "./slots.ts";
@@ -22,6 +23,8 @@ export class Predictions {
   private readonly generationHolders: number;
   private younger: HolderIndex;
   private older: HolderIndex;
+  private youngerSearch: ChainSearch;
+  private olderSearch: ChainSearch;
 
   constructor(slots: SlotTable, seed: number, maxHolders: number) {
     this.slots = slots;
@@ -29,6 +32,8 @@ export class Predictions {
     this.generationHolders = Math.max(1, Math.floor(maxHolders / 2));
     this.younger = new HolderIndex(slots, seed);
     this.older = new HolderIndex(slots, seed);
+    this.youngerSearch = new ChainSearch(this.younger);
+    this.olderSearch = new ChainSearch(this.older);
   }
 
   get holders(): number {
@@ -36,7 +41,7 @@ export class Predictions {
   }
 
   get bytes(): number {
-    return this.younger.bytes + this.older.bytes;
+    return this.younger.bytes + this.older.bytes + this.youngerSearch.bytes + this.olderSearch.bytes;
   }
 
   get empty(): boolean {
@@ -62,15 +67,17 @@ export class Predictions {
   read(keys: Int32Array, probeLimit: number, now: number, scratch: ChainDepths, lookup: Lookup): void {
     const boundaries = boundaryCount(keys.length / 2);
     const spare = this.older.entries === 0 ? 0 : probeLimit >> 1;
-    this.younger.depths(keys, boundaries, POSITIONS, probeLimit - spare, now, scratch);
+    this.youngerSearch.depths(keys, boundaries, POSITIONS, probeLimit - spare, now, scratch);
     lookup.addPredicted(scratch, POSITIONS);
     if (spare === 0) return;
-    this.older.depths(keys, boundaries, POSITIONS, probeLimit - scratch.probes, now, scratch);
+    this.olderSearch.depths(keys, boundaries, POSITIONS, probeLimit - scratch.probes, now, scratch);
     lookup.addPredicted(scratch, POSITIONS);
   }
 
   private turn(): void {
     this.older = this.younger;
+    this.olderSearch = this.youngerSearch;
     this.younger = new HolderIndex(this.slots, this.seed);
+    this.youngerSearch = new ChainSearch(this.younger);
   }
 }

@@ -1,12 +1,15 @@
 /** Blocks of holder cells in fixed pages: growing never copies, and a freed block serves the next of its size. */
 
-/** Words per holder: slot, expiry (ticks), tokens. */
-export const CELL_WORDS = 3;
+/**
+ * Words per holder: slot, tokens, expiry (ticks). A block of capacity c has its c slots first, then the tokens, then the
+ * expiries, so that the slots of many holders lie in few cache lines.
+ */
+const CELL_WORDS = 3;
 
 const PAGE_BITS = 16;
 const PAGE_WORDS = 1 << PAGE_BITS;
 const PAGE_MASK = PAGE_WORDS - 1;
-const CLASSES = 14;
+const CLASSES = 13;
 
 /** The largest block: more holders than this on one key are not kept. */
 export const MAX_HOLDERS_PER_ENTRY = 2 << (CLASSES - 1);
