@@ -1,10 +1,11 @@
 /** A streaming engine without any delay: what a gateway adds is all that can be measured before it. Run as a child process. */
 
-import { createServer } from "node:http";
+import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 
 const events = Number(process.argv[2] ?? 16);
 const model = process.argv[3] ?? "bench";
+const burst = process.argv[4] === "burst";
 
 const chunk = (content: string) =>
   `data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1700000000,"model":"${model}","choices":[{"index":0,"delta":{"content":"${content}"},"logprobs":null,"finish_reason":null}]}\n\n`;
@@ -35,12 +36,20 @@ const server = createServer(
     });
     request.on("end", () => {
       response.writeHead(200, { "content-type": "text/event-stream; charset=utf-8" });
-      for (const event of contents) response.write(event);
-      if (`${head}${tail}`.includes('"include_usage":true')) response.write(usage);
-      response.end(done);
+      const wantsUsage = `${head}${tail}`.includes('"include_usage":true');
+      const all = [...contents, ...(wantsUsage ? [usage] : []), done];
+      if (burst) response.end(Buffer.concat(all));
+      else writeInTurns(response, all, 0);
     });
   },
 );
+/** One event per turn of the loop, each its own chunk and segment, as engines send them. */
+function writeInTurns(response: ServerResponse, all: readonly Buffer[], next: number): void {
+  response.write(all[next]!);
+  if (next + 1 < all.length) setImmediate(() => writeInTurns(response, all, next + 1));
+  else response.end();
+}
+
 server.listen(0, "127.0.0.1", () => {
   process.stdout.write(`${(server.address() as AddressInfo).port}\n`);
 });

@@ -18,6 +18,7 @@ ${"4 and 64 KB prompts, 1 and 16 clients. Rounds are interleaved and figures are
   --clients <a,b>    (1,16)
   --sizes <a,b>      prompt sizes in KB (4,64)
   --events <n>       events per stream (16)
+  --burst            all events of a stream in one write instead of one per turn of the engine's loop
   --peers <folder>   folder with vllm-router, sglang-router, litellm; or KEDGE_BENCH_PEERS
   --cpu-prof <dir>   writes a CPU profile of Kedge
   --json             figures as one JSON object`;
@@ -45,6 +46,7 @@ function options() {
       clients: { type: "string", default: "1,16" },
       sizes: { type: "string", default: "4,64" },
       events: { type: "string", default: "16" },
+      burst: { type: "boolean", default: false },
       peers: { type: "string", default: process.env.KEDGE_BENCH_PEERS ?? "" },
       "cpu-prof": { type: "string" },
       json: { type: "boolean", default: false },
@@ -60,6 +62,7 @@ function options() {
     clients: list(values.clients),
     sizes: list(values.sizes),
     events: values.events,
+    burst: values.burst,
     peers: values.peers,
     profile: values["cpu-prof"],
   };
@@ -161,7 +164,11 @@ async function main(): Promise<void> {
     console.log(HELP);
     return;
   }
-  const engine = await startNode("direct", "engine.ts", [settings.events, MODEL]);
+  const engine = await startNode("direct", "engine.ts", [
+    settings.events,
+    MODEL,
+    settings.burst ? "burst" : "turns",
+  ]);
   const engineUrl = `http://127.0.0.1:${engine.port}`;
   const profiling =
     settings.profile === undefined ? [] : ["--cpu-prof", `--cpu-prof-dir=${settings.profile}`];
