@@ -108,6 +108,15 @@ function joined(symbols: readonly string[], left: string, right: string): string
   return out;
 }
 
+/** Ids of the corpus's plain words that are one token with their leading space: what the mock speaks in. */
+export function wordIds(corpus: string, tokenizer: string): number[] {
+  const { vocab } = (JSON.parse(tokenizer) as { model: { vocab: Record<string, number> } }).model;
+  const [words = ""] = corpus.split("\n~\n");
+  const plain = new Set(words.split(/\s+/).filter((word) => /^[a-z]{2,}$/.test(word)));
+  const ids = [...plain].flatMap((word) => vocab[`\u0120${word}`] ?? []);
+  return ids.toSorted((a, b) => a - b);
+}
+
 /** The tokenizer.json text for a corpus. */
 export function trainTokenizer(corpus: string): string {
   const alphabet = byteAlphabet();
@@ -154,11 +163,14 @@ export function trainTokenizer(corpus: string): string {
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  const target = new URL("tokenizer.json", MODEL);
-  const text = trainTokenizer(readFileSync(CORPUS, "utf8"));
-  if (process.argv.includes("--check")) {
-    if (readFileSync(target, "utf8") !== text)
-      throw new Error("tokenizer.json is not what the corpus gives; train again");
-  } else writeFileSync(target, text);
-  console.log(`tokenizer.json: ${text.length} characters, ${Buffer.byteLength(text)} bytes`);
+  const corpus = readFileSync(CORPUS, "utf8");
+  const text = trainTokenizer(corpus);
+  const files = { "tokenizer.json": text, "words.json": `${JSON.stringify(wordIds(corpus, text))}\n` };
+  for (const [name, content] of Object.entries(files)) {
+    const target = new URL(name, MODEL);
+    if (!process.argv.includes("--check")) writeFileSync(target, content);
+    else if (readFileSync(target, "utf8") !== content)
+      throw new Error(`${name} is not what the corpus gives; train again`);
+    console.log(`${name}: ${Buffer.byteLength(content)} bytes`);
+  }
 }

@@ -34,7 +34,7 @@ const optionsSchema = z.strictObject({
   /** 0: any free port. */
   port: whole.min(0).max(65_535).default(0),
   /** Names that requests may use; the first one is answered. */
-  servedModelNames: z.array(z.string().min(1)).min(1).default(["mock"]),
+  servedModelNames: z.array(z.string().min(1)).min(1).readonly().default(["mock"]),
   blockSize: whole.min(1).default(16),
   /** KV blocks per rank, the null block included. Default: what the profile's card holds. */
   numGpuBlocks: whole.min(2).nullable().default(null),
@@ -45,11 +45,14 @@ const optionsSchema = z.strictObject({
   maxNumQueuedReqs: whole.min(0).nullable().default(null),
   schedulingPolicy: z.enum(["fcfs", "priority"]).default("fcfs"),
   dataParallelSize: whole.min(1).max(64).default(1),
-  loraModules: z.array(z.strictObject({ name: z.string().min(1), path: z.string().min(1) })).default([]),
+  loraModules: z
+    .array(z.strictObject({ name: z.string().min(1), path: z.string().min(1) }))
+    .readonly()
+    .default([]),
   maxLoras: whole.min(1).default(8),
   kvEvents: kvEventsSchema.nullable().default(null),
   kvTransfer: kvTransferSchema.nullable().default(null),
-  apiKeys: z.array(z.string().min(1)).default([]),
+  apiKeys: z.array(z.string().min(1)).readonly().default([]),
   /** Tokens per stream chunk, the first one apart. */
   streamInterval: whole.min(1).default(1),
   enablePromptTokensDetails: z.boolean().default(true),

@@ -5,7 +5,7 @@ import { BlockManager, type BlockTableRow, type ChainFacts } from "./block-manag
 import type { MockConfig } from "./config.ts";
 import { KvPublisher, rankEndpoint } from "./kv-publisher.ts";
 import { MisbehaviourSwitch } from "./misbehaviour.ts";
-import { modelPath } from "./model.ts";
+import { modelPath, wordIds } from "./model.ts";
 import { Scheduler } from "./scheduler.ts";
 import type { Sequence, SequenceRequest } from "./sequence.ts";
 import { TextModel } from "./text.ts";
@@ -75,7 +75,7 @@ export class Engine {
   private constructor(config: MockConfig) {
     this.config = config;
     this.tokenizer = loadTokenizer(modelPath("tokenizer.json"));
-    this.text = new TextModel(this.tokenizer, config.meanOutputTokens);
+    this.text = new TextModel(this.tokenizer, wordIds(), config.meanOutputTokens);
     this.misbehaviour = new MisbehaviourSwitch(config.misbehaviour);
     this.#life = newLife(config);
     for (const { name, path } of config.loraModules) this.loadAdapter(name, path);

@@ -22,6 +22,11 @@ export function modelPath(name: string): string {
   return join(MODEL_DIR, name);
 }
 
+/** Token ids of the words that the mock speaks in. */
+export function wordIds(): readonly number[] {
+  return JSON.parse(readFileSync(modelPath("words.json"), "utf8")) as number[];
+}
+
 interface TokenizerConfig {
   readonly chat_template: string;
   readonly eos_token: string;

@@ -23,17 +23,6 @@ function hashText(text: string): number {
   return h >>> 0;
 }
 
-/** Tokens of whole lower-case words with their leading space: alone or in a row they encode to themselves again. */
-function stableWords(tokenizer: Tokenizer): number[] {
-  const words: number[] = [];
-  for (let id = 0; id < tokenizer.size; id++) {
-    if (!/^Ġ[a-z]{2,}$/.test(tokenizer.piece(id))) continue;
-    const [first, ...rest] = tokenizer.encode(tokenizer.decode([id]));
-    if (first === id && rest.length === 0) words.push(id);
-  }
-  return words;
-}
-
 export interface OutputRequest {
   readonly prompt: ArrayLike<number>;
   readonly seed: number;
@@ -58,10 +47,13 @@ export class TextModel {
   readonly #fullStop: number;
   readonly #meanTokens: number;
 
-  /** `meanTokens`: how long an answer is on average if nothing else ends it. */
-  constructor(tokenizer: Tokenizer, meanTokens: number) {
+  /**
+   * `words`: ids to speak in; whole words with their leading space, which in a row encode to themselves again.
+   * `meanTokens`: how long an answer is on average if nothing else ends it.
+   */
+  constructor(tokenizer: Tokenizer, words: readonly number[], meanTokens: number) {
     this.endToken = tokenizer.added.get("<|im_end|>") ?? tokenizer.size - 1;
-    this.#words = stableWords(tokenizer);
+    this.#words = words;
     this.#fullStop = tokenizer.encode(".")[0] ?? 0;
     this.#meanTokens = meanTokens;
   }

@@ -4,8 +4,8 @@ import { readFileSync } from "node:fs";
 import { Tokenizer as Reference } from "@huggingface/tokenizers";
 import fc from "fast-check";
 import { expect, it } from "vitest";
-import { trainTokenizer } from "../../../scripts/train-mock-tokenizer.ts";
-import { modelPath } from "./model.ts";
+import { wordIds as trainedWords, trainTokenizer } from "../../../scripts/train-mock-tokenizer.ts";
+import { modelPath, wordIds } from "./model.ts";
 import { loadTokenizer } from "./tokenizer.ts";
 
 const file = readFileSync(modelPath("tokenizer.json"), "utf8");
@@ -53,6 +53,12 @@ it("decoding what was encoded gives the text back", () => {
   );
 });
 
+it("every word that the mock speaks in encodes to itself, alone and in a row", () => {
+  const row = [...wordIds()];
+  expect(row.length).toBeGreaterThan(2000);
+  expect(tokenizer.encode(tokenizer.decode(row))).toEqual(row);
+});
+
 it("needs about one token per word of plain English", () => {
   const sample =
     "The harbour master kept a ledger of every vessel that dropped anchor between the breakwater and the old customs house.";
@@ -63,4 +69,5 @@ it("the checked-in tokenizer is at most 300 KB and is what the training script m
   const corpus = readFileSync(new URL("../../../scripts/mock-tokenizer-corpus.txt", import.meta.url), "utf8");
   expect(trainTokenizer(corpus) === file).toBe(true);
   expect(Buffer.byteLength(file)).toBeLessThanOrEqual(300_000);
+  expect(trainedWords(corpus, file)).toEqual(wordIds());
 });

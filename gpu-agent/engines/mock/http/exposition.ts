@@ -99,6 +99,10 @@ export function metricsText(engine: Engine): string {
     metrics: engine.scheduler(rank).metrics,
   }));
   processMetrics(out, engine);
+  for (const what of ["flops", "read_bytes", "write_bytes"]) {
+    const samples = ranks.map(({ labels }): [Labels, number] => [labels, 0]);
+    out.counter(`vllm:estimated_${what}_per_gpu`, "Not estimated.", samples);
+  }
   gauges(out, engine, ranks);
   counters(out, engine, ranks, model);
   histograms(out, ranks);

@@ -5,8 +5,12 @@ import type { Clock } from "../clock.ts";
 import type { RequestFaults } from "../misbehaviour.ts";
 
 /** In the order uvicorn sends them; Node adds the date. */
-function baseHeaders(contentType: string | null, length: number | null): [string, string][] {
-  const headers: [string, string][] = [["server", "uvicorn"]];
+function baseHeaders(
+  contentType: string | null,
+  length: number | null,
+  extra: Readonly<Record<string, string>> = {},
+): [string, string][] {
+  const headers: [string, string][] = [["server", "uvicorn"], ...Object.entries(extra)];
   if (length !== null) headers.push(["content-length", String(length)]);
   if (contentType !== null) headers.push(["content-type", contentType]);
   headers.push(["vary", "Origin"]);
@@ -23,8 +27,9 @@ export function sendBody(
   if (response.destroyed || response.headersSent) return;
   const bytes = Buffer.from(body ?? "");
   const contentType = body === null ? null : (options.contentType ?? "application/json");
-  for (const [name, value] of baseHeaders(contentType, bytes.length)) response.setHeader(name, value);
-  for (const [name, value] of Object.entries(options.headers ?? {})) response.setHeader(name, value);
+  for (const [name, value] of baseHeaders(contentType, bytes.length, options.headers)) {
+    response.setHeader(name, value);
+  }
   response.writeHead(status);
   response.end(bytes);
 }
