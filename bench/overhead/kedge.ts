@@ -77,3 +77,4 @@ const app = createGateway({
 const served = await serveGateway({ app, host: config.host, port: 0 });
 process.stdout.write(`${new URL(served.url).port}\n`);
 process.on("disconnect", () => process.exit());
+process.on("SIGINT", () => process.exit());

@@ -124,6 +124,6 @@ async function freePort(): Promise<number> {
 async function stop(child: ChildProcess): Promise<void> {
   if (child.exitCode !== null || child.signalCode !== null) return;
   const ended = once(child, "exit");
-  child.kill("SIGKILL");
+  child.kill(child.channel ? "SIGINT" : "SIGKILL");
   await ended;
 }
