@@ -31,7 +31,7 @@ function shape(value: unknown): unknown {
   if (Array.isArray(value)) return value.length === 0 ? "[]" : [shape(value[0])];
   if (typeof value !== "object") return typeof value;
   // A map from tokens to numbers: its keys are the model's words.
-  if ("top_logprobs" in value) return shape({ ...value, top_logprobs: [] });
+  if ("top_logprobs" in value && value.top_logprobs !== null) return shape({ ...value, top_logprobs: null });
   return Object.entries(value as object).map(([key, item]) => [key, shape(item)]);
 }
 
