@@ -3,7 +3,7 @@
 import { Ingress } from "../../gpu-agent/ingress/index.ts";
 import type { RequestLedger } from "../../gpu-agent/load/types.ts";
 import { defineConfig, type KedgeConfigInput } from "../../src/config/index.ts";
-import type { Registration } from "../../src/fleet/types.ts";
+import type { IncarnationKey, Registration } from "../../src/fleet/types.ts";
 import { type Clock, createGateway } from "../../src/gateway/index.ts";
 import { serveGateway } from "../../src/node/server.ts";
 import type { Plan } from "../../src/plan/index.ts";
@@ -123,29 +123,46 @@ export interface TestFleet {
   /** Plans in the order in which they were sent. */
   readonly plans: Plan[];
   readonly warnings: string[];
+  /** Reports a rank's active blocks and nothing else under way. */
+  setLoad(key: IncarnationKey, activeBlocks: number): void;
   /** The value of a metric line, e.g. `kedge_aborts_total{model="m",phase="streaming"}`; 0 if absent. */
   metric(line: string): number;
   close(): Promise<void>;
 }
 
-const noLedger: RequestLedger = { admitted() {}, firstData() {}, progressed() {}, finished() {} };
+/** Stands in for an agent's load accounts: a request's reservation is covered the moment it ends. */
+class InstantLedger implements RequestLedger {
+  private readonly store: MemoryStore;
+  private readonly plans = new Map<string, Plan>();
+  private sequence = 0;
 
-/** Reports an idle load, so that no worker's is unknown. */
-export function reportIdle(store: MemoryStore, { worker, rank, incarnation }: Registration): void {
-  store.report([
-    {
-      worker,
-      rank,
-      incarnation,
-      sequence: 1,
-      activeBlocks: 0,
-      prefillTokens: 0,
-      running: 0,
-      waiting: 0,
-      admitted: [],
-      publishedSequence: 0,
-    },
-  ]);
+  constructor(store: MemoryStore) {
+    this.store = store;
+  }
+
+  admitted(plan: Plan): void {
+    this.plans.set(plan.requestId, plan);
+  }
+
+  firstData(): void {}
+
+  progressed(): void {}
+
+  finished(requestId: string): void {
+    const plan = this.plans.get(requestId);
+    if (plan !== undefined) this.report(plan, 0, [requestId]);
+  }
+
+  report(
+    { worker, rank, incarnation }: IncarnationKey,
+    activeBlocks: number,
+    admitted: readonly string[] = [],
+  ): void {
+    this.sequence++;
+    const load = { activeBlocks, prefillTokens: 0, running: 0, waiting: 0 };
+    const { sequence } = this;
+    this.store.report([{ worker, rank, incarnation, sequence, ...load, admitted, publishedSequence: 0 }]);
+  }
 }
 
 export async function startFleet(options: FleetOptions): Promise<TestFleet> {
@@ -153,7 +170,8 @@ export async function startFleet(options: FleetOptions): Promise<TestFleet> {
   const random = options.random ?? (() => 0);
   const config = defineConfig({ host: "127.0.0.1", port: 0, explain: true, ...options.config });
   const store = new MemoryStore({ now: () => clock.now(), random });
-  const ingress = new Ingress({ ledger: noLedger, timers: clock, heartbeatMs: config.limits.heartbeatMs });
+  const ledger = new InstantLedger(store);
+  const ingress = new Ingress({ ledger, timers: clock, heartbeatMs: config.limits.heartbeatMs });
   const registrations =
     options.registrations ?? Object.keys(options.engines).map((worker) => registration(worker));
   for (const [worker, url] of Object.entries(options.engines)) {
@@ -162,7 +180,7 @@ export async function startFleet(options: FleetOptions): Promise<TestFleet> {
   }
   for (const one of registrations) {
     store.register(one);
-    reportIdle(store, one);
+    ledger.report(one, 0);
   }
   const plans: Plan[] = [];
   const warnings: string[] = [];
@@ -191,6 +209,7 @@ export async function startFleet(options: FleetOptions): Promise<TestFleet> {
     app,
     plans,
     warnings,
+    setLoad: (key, activeBlocks) => ledger.report(key, activeBlocks),
     metric: (line) => {
       const found = registry
         .encode()

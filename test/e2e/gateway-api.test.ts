@@ -1,0 +1,546 @@
+/** The gateway's HTTP face: routes, keys, limits, allow-lists, explanations, thresholds, routing by prefix. */
+
+import { createHash } from "node:crypto";
+import { once } from "node:events";
+import { request as httpRequest, type IncomingMessage } from "node:http";
+import { afterEach, describe, expect, it } from "vitest";
+import {
+  CARD,
+  eventually,
+  type FleetOptions,
+  ManualClock,
+  MODEL,
+  registration,
+  startFleet,
+} from "./gateway-fleet.ts";
+import { chatChunk, DONE, type Script, startUpstream, streamAll } from "./gateway-upstream.ts";
+
+const closing: (() => Promise<void>)[] = [];
+afterEach(async () => {
+  for (const close of closing.splice(0).reverse()) await close();
+});
+
+const whole: Script = (response) => {
+  response.writeHead(200, {
+    "content-type": "application/json",
+    "x-internal": "engine-canary",
+    "set-cookie": "engine-canary=1",
+    server: "engine-canary",
+  });
+  response.end(
+    '{"choices":[{"index":0,"finish_reason":"stop"}],"usage":{"prompt_tokens":100,"completion_tokens":1}}',
+  );
+};
+
+async function setUp(
+  workers: readonly string[] = ["a"],
+  options: Partial<FleetOptions> = {},
+  script: Script = whole,
+) {
+  const engine = await startUpstream(script);
+  closing.push(() => engine.close());
+  const engines = Object.fromEntries(workers.map((worker) => [worker, engine.url]));
+  const fleet = await startFleet({ engines, ...options });
+  closing.push(() => fleet.close());
+  const call = (
+    path: string,
+    init: { body?: unknown; headers?: Record<string, string>; method?: string } = {},
+  ) =>
+    fetch(fleet.url + path, {
+      method: init.method ?? (init.body === undefined ? "GET" : "POST"),
+      headers: { ...(init.body !== undefined && { "content-type": "application/json" }), ...init.headers },
+      ...(init.body !== undefined && {
+        body: typeof init.body === "string" ? init.body : JSON.stringify(init.body),
+      }),
+    });
+  return { fleet, engine, call };
+}
+
+const chat = (content: string, extra: object = {}) => ({
+  model: MODEL,
+  messages: [{ role: "user", content }],
+  ...extra,
+});
+const LONG = "The quick brown fox jumps over the lazy dog. ".repeat(40);
+
+describe("routes", () => {
+  it("answers what is not there with 404 and wrong methods with 405, both typed", async () => {
+    const { call } = await setUp();
+    const missing = await call("/v1/nope");
+    expect([missing.status, (await missing.json()).error.code]).toEqual([404, "not_found"]);
+    const wrong = await call("/v1/chat/completions");
+    expect([wrong.status, (await wrong.json()).error.code, wrong.headers.get("allow")]).toEqual([
+      405,
+      "method_not_allowed",
+      "POST",
+    ]);
+  });
+
+  it("lists base models and adapters in OpenAI's shape", async () => {
+    const { call } = await setUp(["a"], { registrations: [registration("a", { adapters: ["tide"] })] });
+    const { object, data } = await (await call("/v1/models")).json();
+    expect(object).toBe("list");
+    expect(data).toMatchObject([
+      { id: MODEL, object: "model", owned_by: "kedge", parent: null, max_model_len: 8_192 },
+      { id: "tide", object: "model", parent: MODEL },
+    ]);
+    expect(Number.isInteger(data[0].created)).toBe(true);
+    expect((await (await call("/v1/models/tide")).json()).parent).toBe(MODEL);
+    expect((await call("/v1/models/none")).status).toBe(404);
+  });
+
+  it("tells health, life and readiness", async () => {
+    const { call, fleet } = await setUp();
+    expect((await call("/live")).status).toBe(200);
+    expect(await (await call("/health")).json()).toEqual({ status: "healthy", models: 1, workers: 1 });
+    expect((await call("/ready")).status).toBe(200);
+    fleet.store.retire(registration("a"));
+    expect((await call("/ready")).status).toBe(503);
+  });
+
+  it("serves its metrics in Prometheus' format", async () => {
+    const { call } = await setUp();
+    await call("/v1/chat/completions", { body: chat("hi") });
+    const response = await call("/metrics");
+    expect(response.headers.get("content-type")).toBe("text/plain; version=0.0.4; charset=utf-8");
+    expect(await response.text()).toContain(
+      `kedge_requests_total{model="${MODEL}",endpoint="chat",stream="false",status="200"} 1`,
+    );
+  });
+});
+
+describe("API keys", () => {
+  const digest = (key: string) => createHash("sha256").update(key).digest("hex");
+  const keyed = { apiKeyDigests: [digest("alpha"), digest("beta")] };
+
+  it("lets in whoever holds a key and nobody else, on every service route", async () => {
+    const { call } = await setUp(["a"], { config: keyed });
+    const bodies: [string, unknown][] = [
+      ["/v1/chat/completions", chat("x")],
+      ["/v1/completions", { model: MODEL, prompt: "x" }],
+      ["/v1/route", chat("x")],
+      ["/v1/models", undefined],
+      ["/busy_threshold", undefined],
+      ["/metrics", undefined],
+    ];
+    for (const [path, body] of bodies) {
+      const as = (authorization: string | null) =>
+        call(path, {
+          ...(body !== undefined && { body }),
+          headers: authorization === null ? {} : { authorization },
+        });
+      for (const bad of [null, "Bearer gamma", "Bearer ", "Basic alpha", `Bearer ${digest("alpha")}`]) {
+        const refused = await as(bad);
+        expect([path, bad, refused.status]).toEqual([path, bad, 401]);
+        expect((await refused.json()).error.code).toBe("unauthorized");
+      }
+      for (const good of ["Bearer alpha", "bearer beta"]) expect((await as(good)).status).toBe(200);
+    }
+    expect((await call("/live")).status).toBe(200);
+  });
+
+  it("gives no service off loopback without keys, and says why", async () => {
+    const { fleet } = await setUp(["a"], { config: { host: "0.0.0.0" } });
+    const url = fleet.url.replace("0.0.0.0", "127.0.0.1");
+    for (const path of ["/v1/models", "/busy_threshold", "/metrics"]) {
+      const response = await fetch(url + path);
+      expect(response.status).toBe(503);
+      const { error } = await response.json();
+      expect(error.code).toBe("service_unconfigured");
+      expect(error.message).toContain("KEDGE_API_KEYS");
+    }
+    const refused = await fetch(`${url}/v1/chat/completions`, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(chat("x")),
+    });
+    expect(refused.status).toBe(503);
+    expect((await fetch(`${url}/health`)).status).toBe(200);
+  });
+});
+
+describe("bodies", () => {
+  it("takes a body of exactly the limit and refuses one byte more, announced or not", async () => {
+    const limit = 4_096;
+    const { fleet, call, engine } = await setUp(["a"], { config: { limits: { bodyBytes: limit } } });
+    const empty = JSON.stringify(chat(""));
+    const sized = (bytes: number) => JSON.stringify(chat("x".repeat(bytes - empty.length)));
+    expect((await call("/v1/chat/completions", { body: sized(limit) })).status).toBe(200);
+    const refused = await call("/v1/chat/completions", { body: sized(limit + 1) });
+    expect([refused.status, (await refused.json()).error.code]).toEqual([413, "payload_too_large"]);
+    const chunked = httpRequest(`${fleet.url}/v1/chat/completions`, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+    });
+    chunked.on("error", () => {});
+    chunked.write("x".repeat(limit));
+    chunked.write("x".repeat(limit));
+    const [response] = (await once(chunked, "response")) as [IncomingMessage];
+    expect(response.statusCode).toBe(413);
+    chunked.destroy();
+    expect(engine.requests).toHaveLength(1);
+  });
+
+  it.each([
+    ["not JSON", "{", 400, "invalid_json"],
+    ["a list", "[]", 400, "invalid_request"],
+    ["no model", '{"messages":[]}', 400, "invalid_request"],
+    ["an unknown model", '{"model":"none","messages":[]}', 404, "model_not_found"],
+    ["nesting without end", `{"model":"${MODEL}","messages":${"[".repeat(5_000)}`, 400, "invalid_json"],
+    ["no messages", `{"model":"${MODEL}"}`, 400, "invalid_request"],
+  ])("refuses %s", async (_name, body, status, code) => {
+    const { call, engine } = await setUp();
+    const response = await call("/v1/chat/completions", { body });
+    expect([response.status, (await response.json()).error.code]).toEqual([status, code]);
+    expect(engine.requests).toHaveLength(0);
+  });
+
+  it("refuses what is not plain JSON by its headers", async () => {
+    const { call } = await setUp();
+    const refused: Record<string, string>[] = [
+      { "content-type": "text/plain" },
+      { "content-encoding": "gzip" },
+    ];
+    for (const headers of refused) {
+      const response = await call("/v1/chat/completions", { body: chat("x"), headers });
+      expect((await response.json()).error.code).toBe("unsupported_media_type");
+    }
+  });
+
+  it("passes unknown fields, number forms and order on, and takes kv_transfer_params out", async () => {
+    const { call, engine } = await setUp();
+    const body = `{"zeta": 1.50,"model":"${MODEL}","kv_transfer_params":{"remote_host":"evil"},"messages":[{"content":"hi","role":"user","odd":1e5}],"top_k":12345678901234567890}`;
+    await call("/v1/chat/completions", { body });
+    expect(engine.requests[0]!.body).toBe(body.replace('"kv_transfer_params":{"remote_host":"evil"},', ""));
+  });
+
+  it("passes only allow-listed headers, both ways", async () => {
+    const { call, engine } = await setUp();
+    const response = await call("/v1/chat/completions", {
+      body: chat("x"),
+      headers: {
+        authorization: "Bearer client-canary",
+        cookie: "client-canary=1",
+        "x-data-parallel-rank": "3",
+        "x-kedge-internal": "client-canary",
+        "x-forwarded-for": "1.2.3.4",
+        traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+      },
+    });
+    expect(JSON.stringify(engine.requests[0]!.headers)).not.toMatch(/canary|1\.2\.3\.4/);
+    expect(engine.requests[0]!.headers["x-data-parallel-rank"]).toBeUndefined();
+    expect(engine.requests[0]!.headers.traceparent).toContain("0af7651916cd43dd8448eb211c80319c");
+    expect(JSON.stringify([...response.headers])).not.toContain("canary");
+  });
+});
+
+describe("request ids", () => {
+  it("keeps a sane one, replaces another, and never gives the engine the same twice", async () => {
+    const { call, engine } = await setUp();
+    const ids = async (given: string) =>
+      (
+        await call("/v1/chat/completions", { body: chat("x"), headers: { "x-request-id": given } })
+      ).headers.get("x-request-id");
+    expect(await ids("order-66.a:b")).toBe("order-66.a:b");
+    expect(await ids("order-66.a:b")).toBe("order-66.a:b");
+    expect(await ids("two words")).toMatch(/^[0-9a-f]{32}$/);
+    const sent = engine.requests.map(({ headers }) => headers["x-request-id"]);
+    expect(sent[0]).toMatch(/^order-66\.a:b-[0-9a-f]{8}$/);
+  });
+});
+
+describe("routing", () => {
+  it("sends a prompt to the worker that was given its prefix, and says so", async () => {
+    const random = seeded(7);
+    const { call } = await setUp(["a", "b", "c", "d"], { random });
+    const first = await call("/v1/chat/completions", { body: chat(LONG) });
+    const worker = first.headers.get("x-kedge-worker");
+    for (let i = 0; i < 8; i++) {
+      const again = await call("/v1/chat/completions", { body: chat(`${LONG} question ${i}`) });
+      expect(again.headers.get("x-kedge-worker")).toBe(worker);
+      expect(Number(again.headers.get("x-kedge-overlap-tokens"))).toBeGreaterThan(300);
+    }
+  });
+
+  it("follows confirmed holders, rounds to the worker's block and never counts the last token", async () => {
+    const { call, fleet } = await setUp(["a", "b"]);
+    const keyed = await fleet.app.request("/v1/route", {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(chat(LONG)),
+    });
+    const { prompt } = await keyed.json();
+    await call("/v1/chat/completions", { body: chat(LONG), headers: { "x-kedge-worker": "b" } });
+    expect(fleet.plans[0]!.worker).toBe("b");
+    const route = await (await call("/v1/route", { body: chat(LONG) })).json();
+    expect(route.chosen).toEqual({ worker: "b", rank: 0 });
+    expect(route.overlap_tokens % 16).toBe(0);
+    expect(route.overlap_tokens).toBeLessThan(route.prompt.tokens);
+    expect(prompt).toMatchObject({ scheme: "bytes", unit_size: 128, complete: true, tokens_estimated: true });
+  });
+
+  it("keys by salt and adapter: neither sees the other's prefix", async () => {
+    const registrations = ["a", "b"].map((worker) => registration(worker, { adapters: ["tide"] }));
+    const { call } = await setUp(["a", "b"], { registrations });
+    await call("/v1/chat/completions", { body: chat(LONG) });
+    const overlap = async (extra: object) =>
+      (await (await call("/v1/route", { body: { ...chat(LONG), ...extra } })).json()).overlap_tokens;
+    expect(await overlap({})).toBeGreaterThan(0);
+    expect(await overlap({ cache_salt: "tenant" })).toBe(0);
+    expect(await overlap({ model: "tide" })).toBe(0);
+  });
+
+  it("explains without running or reserving anything", async () => {
+    const { call, engine, fleet } = await setUp(["a", "b"]);
+    for (const body of [chat(LONG), { model: MODEL, prompt: LONG }]) {
+      const route = await (await call("/v1/route", { body })).json();
+      expect(route).toMatchObject({ object: "route", model: MODEL, rung: "exact", mode: "kv" });
+      expect(route.endpoint).toBe("messages" in body ? "chat" : "completions");
+      expect(route.ranking).toHaveLength(2);
+      expect(route.log[0]).toMatch(/^Formula for worker_id=/);
+      expect(route.overlap_tokens).toBe(0);
+    }
+    expect(engine.requests).toHaveLength(0);
+    expect(fleet.store.fleet().every(({ reserved }) => reserved.requests === 0)).toBe(true);
+  });
+
+  it("keeps workers, overlaps and overrides to itself unless the operator asks for explanations", async () => {
+    const { call, fleet } = await setUp(["a", "b"], { config: { explain: false } });
+    const response = await call("/v1/chat/completions", {
+      body: chat("x"),
+      headers: { "x-kedge-worker": "b", "x-kedge-router-mode": "direct" },
+    });
+    expect(response.status).toBe(200);
+    expect(response.headers.get("x-kedge-rung")).toBe("exact");
+    expect([...response.headers.keys()].filter((name) => name.startsWith("x-kedge"))).toEqual([
+      "x-kedge-rung",
+    ]);
+    expect((await call("/v1/route", { body: chat("x") })).status).toBe(404);
+    expect(fleet.plans).toHaveLength(1);
+  });
+
+  it("takes mode, weight, temperature and worker per request, and refuses nonsense", async () => {
+    const { call } = await setUp(["a", "b"]);
+    const route = async (headers: Record<string, string>) =>
+      (await call("/v1/route", { body: chat("x"), headers })).json();
+    expect(await route({ "x-kedge-router-mode": "round-robin" })).toMatchObject({ mode: "round-robin" });
+    expect(await route({ "x-kedge-worker": "b", "x-kedge-rank": "0" })).toMatchObject({
+      chosen: { worker: "b" },
+    });
+    expect((await route({ "x-kedge-overlap-weight": "2.5" })).ranking[0].weight).toBe(2.5);
+    expect((await route({ "x-kedge-temperature": "0.5" })).temperature).toBe(0.5);
+    expect((await route({ "x-kedge-worker": "z" })).rejection.code).toBe("worker_not_found");
+    const nonsense: [string, string][] = [
+      ["x-kedge-router-mode", "best"],
+      ["x-kedge-temperature", "-1"],
+      ["x-kedge-overlap-weight", "x"],
+      ["x-kedge-rank", "0"],
+    ];
+    for (const [name, value] of nonsense) {
+      expect((await route({ [name]: value })).error.code).toBe("invalid_request");
+    }
+  });
+
+  it("counts round robin per model, and explanations do not count", async () => {
+    const { call, fleet } = await setUp(["a", "b", "c"], { config: { router: { mode: "round-robin" } } });
+    for (let i = 0; i < 6; i++) {
+      await call("/v1/route", { body: chat("x") });
+      await call("/v1/chat/completions", { body: chat("x") });
+    }
+    expect(fleet.plans.map(({ worker }) => worker)).toEqual(["a", "b", "c", "a", "b", "c"]);
+  });
+
+  it("says predicted where no events come: switched off, engine without, feed silent", async () => {
+    const rung = async (options: Partial<FleetOptions>, before: (clock: ManualClock) => void = () => {}) => {
+      const clock = new ManualClock();
+      const { call } = await setUp(["a"], { clock, ...options });
+      before(clock);
+      return (await call("/v1/chat/completions", { body: chat("x") })).headers.get("x-kedge-rung");
+    };
+    expect(await rung({})).toBe("exact");
+    expect(await rung({ config: { router: { kvEvents: false } } })).toBe("predicted");
+    expect(await rung({ registrations: [registration("a", { kvEvents: false })] })).toBe("predicted");
+    expect(await rung({}, (clock) => clock.advance(3_000))).toBe("predicted");
+  });
+
+  it("holds a prediction for the full time where no events come and for seconds where they do", async () => {
+    const overlapAfter = async (kvEvents: boolean, ms: number) => {
+      const clock = new ManualClock();
+      const { call } = await setUp(["a"], { clock, config: { router: { kvEvents } } });
+      await call("/v1/chat/completions", { body: chat(LONG) });
+      clock.advance(ms);
+      return (await (await call("/v1/route", { body: chat(LONG) })).json()).overlap_tokens > 0;
+    };
+    expect(await overlapAfter(true, 4_000)).toBe(true);
+    expect(await overlapAfter(true, 6_000)).toBe(false);
+    expect(await overlapAfter(false, 110_000)).toBe(true);
+    expect(await overlapAfter(false, 121_000)).toBe(false);
+  });
+
+  it("reserves what it sends, so that the next decision sees it", async () => {
+    let release: () => void = () => {};
+    const { call, fleet, engine } = await setUp(["a", "b"], {}, (response, request) => {
+      release = () => void whole(response, request);
+    });
+    const pending = call("/v1/chat/completions", { body: chat(LONG) });
+    await engine.arrival(0);
+    const busy = fleet.store.fleet().find(({ worker }) => worker === fleet.plans[0]!.worker)!;
+    expect(busy.reserved.requests).toBe(1);
+    expect(busy.reserved.blocks).toBe(fleet.plans[0]!.load.blocks);
+    expect(busy.reserved.prefillTokens).toBe(fleet.plans[0]!.load.promptTokens);
+    release();
+    await pending;
+  });
+
+  it("sends to the pinned rank of a data-parallel worker", async () => {
+    const registrations = [0, 1].map((rank) => registration("a", { rank, dpSize: 2 }));
+    const { call, engine } = await setUp(["a"], { registrations });
+    await call("/v1/chat/completions", {
+      body: chat("x"),
+      headers: { "x-kedge-worker": "a", "x-kedge-rank": "1", "x-data-parallel-rank": "0" },
+    });
+    expect(engine.requests[0]!.headers["x-data-parallel-rank"]).toBe("1");
+  });
+
+  it("learns a model's bytes per token from usage", async () => {
+    const { call } = await setUp(["a"], {}, (response) => {
+      response.writeHead(200, { "content-type": "application/json" });
+      response.end('{"choices":[],"usage":{"prompt_tokens":1000,"completion_tokens":1}}');
+    });
+    const estimate = async () =>
+      (await (await call("/v1/route", { body: chat("y".repeat(3_000)) })).json()).prompt.tokens;
+    expect(await estimate()).toBeLessThan(800);
+    for (let i = 0; i < 100; i++)
+      await call("/v1/chat/completions", { body: chat(`${i}`.repeat(3_000).slice(0, 3_000)) });
+    expect(Math.abs((await estimate()) - 1_000)).toBeLessThan(30);
+  });
+
+  it("sends a prompt that it cannot key to an engine all the same", async () => {
+    const { call, engine } = await setUp();
+    const ids = await call("/v1/completions", { body: { model: MODEL, prompt: [1, 2, 3] } });
+    expect(ids.status).toBe(200);
+    const route = await (await call("/v1/route", { body: { model: MODEL, prompt: [1, 2, 3] } })).json();
+    expect(route.prompt).toMatchObject({ keys: 0, tokens: 3, tokens_estimated: false });
+    expect(route.prompt.unkeyed).toContain("tokens");
+    expect(engine.requests).toHaveLength(1);
+  });
+
+  it("answers a template's own refusal as 400", async () => {
+    const card = { ...CARD, chatTemplate: "{{ raise_exception('roles must alternate') }}" };
+    const { call, engine } = await setUp(["a"], { registrations: [registration("a", { card })] });
+    const response = await call("/v1/chat/completions", { body: chat("x") });
+    expect(response.status).toBe(400);
+    expect((await response.json()).error).toMatchObject({ code: "template_error" });
+    expect(engine.requests).toHaveLength(0);
+  });
+});
+
+describe("busy thresholds", () => {
+  const NONE = {
+    active_decode_blocks_threshold: null,
+    active_prefill_tokens_threshold: null,
+    active_prefill_tokens_threshold_frac: null,
+  };
+
+  it("are read and set at run time with Dynamo's shapes", async () => {
+    const { call } = await setUp();
+    expect(await (await call("/busy_threshold")).json()).toEqual({ thresholds: [{ model: MODEL, ...NONE }] });
+    const read = await call("/busy_threshold", { body: { model: MODEL } });
+    expect([read.status, await read.json()]).toEqual([200, { model: MODEL, ...NONE }]);
+    const set = await call("/busy_threshold", {
+      body: { model: MODEL, active_decode_blocks_threshold: 0.5 },
+    });
+    const expected = { model: MODEL, ...NONE, active_decode_blocks_threshold: 0.5 };
+    expect([set.status, await set.json()]).toEqual([200, expected]);
+    await call("/busy_threshold", { body: { model: MODEL, active_prefill_tokens_threshold: 100 } });
+    expect(await (await call("/busy_threshold")).json()).toEqual({
+      thresholds: [{ ...expected, active_prefill_tokens_threshold: 100 }],
+    });
+  });
+
+  it.each([
+    [{ model: MODEL, active_decode_blocks_threshold: 1.5 }, 400],
+    [{ model: MODEL, active_decode_blocks_threshold: -0.1 }, 400],
+    [{ model: MODEL, active_prefill_tokens_threshold: 1.5 }, 400],
+    [{ model: MODEL, active_prefill_tokens_threshold_frac: -1 }, 400],
+    [{ model: MODEL, active_prefill_tokens_threshold: "many" }, 422],
+    [{ active_prefill_tokens_threshold: 5 }, 422],
+    ["{", 422],
+    [{ model: "none", active_prefill_tokens_threshold: 5 }, 404],
+  ])("refuse %j with %i and an error text", async (body, status) => {
+    const { call } = await setUp();
+    const response = await call("/busy_threshold", { body });
+    expect(response.status).toBe(status);
+    expect(typeof (await response.json()).error).toBe("string");
+  });
+
+  it("answer a reading of an unknown model with nulls", async () => {
+    const { call } = await setUp();
+    const response = await call("/busy_threshold", { body: { model: "none" } });
+    expect([response.status, await response.json()]).toEqual([200, { model: "none", ...NONE }]);
+  });
+
+  it("turn requests away when every worker is busy, and only then", async () => {
+    const { call, fleet } = await setUp(["a", "b"]);
+    const load = (worker: string, activeBlocks: number) => fleet.setLoad(registration(worker), activeBlocks);
+    await call("/busy_threshold", { body: { model: MODEL, active_decode_blocks_threshold: 0.5 } });
+    load("a", 501);
+    const served = await call("/v1/chat/completions", { body: chat("x") });
+    expect(served.headers.get("x-kedge-worker")).toBe("b/0");
+    load("b", 501);
+    const refused = await call("/v1/chat/completions", { body: chat("x") });
+    expect([refused.status, (await refused.json()).error.code]).toEqual([503, "workers_busy"]);
+    expect(refused.headers.get("retry-after")).toBe("1");
+    load("b", 500);
+    expect((await call("/v1/chat/completions", { body: chat("x") })).status).toBe(200);
+  });
+});
+
+describe("a worker's new life", () => {
+  it("is served at once and inherits nothing", async () => {
+    const { call, fleet } = await setUp(["a"]);
+    await call("/v1/chat/completions", { body: chat(LONG) });
+    const reborn = registration("a", { incarnation: "2" });
+    fleet.store.register(reborn);
+    fleet.setLoad(reborn, 0);
+    const route = await (await call("/v1/route", { body: chat(LONG) })).json();
+    expect(route.overlap_tokens).toBe(0);
+    await call("/v1/chat/completions", { body: chat(LONG) });
+    expect(fleet.plans.at(-1)!.incarnation).toBe("2");
+  });
+});
+
+describe("without a host's own connection", () => {
+  it("serves by web streams: streaming, whole, and a reader that cancels", async () => {
+    let go: () => void = () => {};
+    const { fleet, engine } = await setUp(["a"], {}, (response, request) => {
+      if (request.body.includes("hang")) {
+        response.writeHead(200, { "content-type": "text/event-stream" });
+        response.write(chatChunk("first"));
+        go = () => response.end(DONE);
+      } else streamAll(response, ["a"]);
+    });
+    const ask = (content: string) =>
+      fleet.app.request("/v1/chat/completions", {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify(chat(content, { stream: true })),
+      });
+    expect(await (await ask("x")).text()).toBe(chatChunk("a") + DONE);
+    const cut = await ask("hang");
+    const reader = cut.body!.getReader();
+    expect(new TextDecoder().decode((await reader.read()).value)).toBe(chatChunk("first"));
+    await reader.cancel();
+    await engine.requests[1]!.abandoned;
+    go();
+    await eventually(() => fleet.metric(`kedge_aborts_total{model="${MODEL}",phase="streaming"}`) === 1);
+  });
+});
+
+function seeded(seed: number): () => number {
+  let state = seed;
+  return () => {
+    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
+    return state / 2 ** 32;
+  };
+}
