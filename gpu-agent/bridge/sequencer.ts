@@ -28,9 +28,13 @@ interface Message {
   readonly payload: Uint8Array;
 }
 
-/** `from`: first number asked for; `askAtMs`: not asked yet, for replays are spaced out. */
+/**
+ * `from`: first number asked for; `askAtMs`: not asked yet, for replays are spaced out; `verify`: the first answer must be the last
+ * batch of before, or the engine is another one.
+ */
 interface Replay {
   readonly from: number;
+  verify: boolean;
   askAtMs: number | null;
   progressMs: number;
 }
@@ -64,11 +68,23 @@ export class Sequencer {
     return this.#replay !== null;
   }
 
-  /** The subscription stands: what was published before it is asked for. */
+  /**
+   * The subscription stands, perhaps again. What was published before it is asked for, and after a lost connection the last batch
+   * once more: only the same engine process has it.
+   */
   connected(nowMs: number): readonly Step[] {
-    if (this.#last === null && this.#replay === null) this.#ask(0, nowMs);
-    else this.#reconnected = true;
+    if (this.#replay !== null) return [];
+    if (this.#last === null) this.#ask(0, nowMs);
+    else if (!this.#ask(this.#last.sequence, nowMs, true)) this.#reconnected = true;
     return this.#take();
+  }
+
+  /** The engine is known to have begun a new life; the caller has voided what it said before. */
+  restarted(): void {
+    this.#last = null;
+    this.#replay = null;
+    this.#buffer = [];
+    this.#reconnected = false;
   }
 
   live(sequence: number, payload: Uint8Array, nowMs: number): readonly Step[] {
@@ -80,12 +96,19 @@ export class Sequencer {
     const replay = this.#replay;
     if (replay === null || replay.askAtMs !== null) return [];
     replay.progressMs = nowMs;
-    this.#inOrder({ sequence, payload });
+    if (!replay.verify) this.#inOrder({ sequence, payload });
+    else if (this.#last?.sequence === sequence && sameBytes(payload, this.#last.payload))
+      replay.verify = false;
+    else this.#startOver(nowMs);
     return this.#take();
   }
 
   replayEnded(nowMs: number): readonly Step[] {
-    if (this.#replay !== null && this.#replay.askAtMs === null) this.#finishReplay(nowMs, false);
+    const replay = this.#replay;
+    if (replay !== null && replay.askAtMs === null) {
+      if (replay.verify) this.#startOver(nowMs);
+      else this.#finishReplay(nowMs, false);
+    }
     return this.#take();
   }
 
@@ -154,6 +177,7 @@ export class Sequencer {
 
   /** Live batches that came meanwhile follow; those that the replay contained are not counted twice. */
   #finishReplay(nowMs: number, failed: boolean): void {
+    if (failed && this.#replay?.verify === true) this.#reset("gap");
     this.#replay = null;
     this.#lastReplayFailed = failed;
     const pause = failed
@@ -163,6 +187,13 @@ export class Sequencer {
     const buffered = this.#buffer;
     this.#buffer = [];
     for (const message of buffered) this.#inOrder(message);
+  }
+
+  /** Another engine process answers: all of its batches are asked for, those that came live still follow. */
+  #startOver(nowMs: number): void {
+    this.#reset("restart");
+    this.#replay = { from: 0, verify: false, askAtMs: null, progressMs: nowMs };
+    this.#steps.push({ kind: "replay", from: 0 });
   }
 
   /** Accepts what is new; what is missing before it is missing for good. */
@@ -186,11 +217,11 @@ export class Sequencer {
   }
 
   /** False if no replay can be had. */
-  #ask(from: number, nowMs: number): boolean {
+  #ask(from: number, nowMs: number, verify = false): boolean {
     if (!this.#options.replayable) return false;
     const early = nowMs < this.#noReplayBeforeMs;
     if (early && this.#lastReplayFailed) return false;
-    this.#replay = { from, askAtMs: early ? this.#noReplayBeforeMs : null, progressMs: nowMs };
+    this.#replay = { from, verify, askAtMs: early ? this.#noReplayBeforeMs : null, progressMs: nowMs };
     if (!early) this.#askNow(this.#replay, nowMs);
     return true;
   }

@@ -9,8 +9,8 @@ const TICK_MS = 500;
 
 export interface StreamOptions extends Omit<SequencerOptions, "replayable"> {
   /**
-   * Where events come from. `tcp://host:port` is connected to; with `*` in it, or `bind:` before it, it is bound, for engines that were
-   * given an address without `*` and so connect themselves (which keeps prompts on loopback).
+   * Where events come from: `bind:tcp://…` is bound, `connect:tcp://…` connected to. A plain address is bound if it is this machine's and
+   * free, else connected to: engines bind the addresses with `*` and connect to all others, so whichever end is open is ours.
    */
   readonly endpoint: string;
   /** Replay socket of the engine, always connected to; null: none. */
@@ -46,10 +46,8 @@ export class RankStream {
   /** Resolves when the subscription is bound or connecting. Errors: `config_invalid` for an endpoint that cannot be used. */
   async open(): Promise<void> {
     const { endpoint } = this.#options;
-    const bound = endpoint.startsWith("bind:") || endpoint.includes("*");
     try {
-      if (bound) await this.#subscriber.bind(endpoint.replace(/^bind:/, ""));
-      else this.#subscriber.connect(endpoint);
+      await attach(this.#subscriber, endpoint);
     } catch (cause) {
       throw new KedgeError(
         "config_invalid",
@@ -68,6 +66,12 @@ export class RankStream {
   /** Highest engine sequence number applied; null: none. */
   get watermark(): number | null {
     return this.#sequencer.watermark;
+  }
+
+  /** The engine is known to be another process; the caller has voided what the last one said. */
+  restarted(): void {
+    this.#sequencer.restarted();
+    this.#run(this.#sequencer.connected(this.#now()));
   }
 
   /** Address that is bound, as ZMQ names it; for ports that the kernel picked. */
@@ -136,6 +140,22 @@ export class RankStream {
       socket.close();
     }
   }
+}
+
+async function attach(subscriber: Subscriber, endpoint: string): Promise<void> {
+  if (endpoint.startsWith("bind:")) {
+    await subscriber.bind(endpoint.slice("bind:".length));
+    return;
+  }
+  if (!endpoint.startsWith("connect:")) {
+    // Fails where the address is the engine's socket or another machine's; connecting says what is wrong with a bad one.
+    const bound = await subscriber.bind(endpoint).then(
+      () => true,
+      () => false,
+    );
+    if (bound) return;
+  }
+  subscriber.connect(endpoint.replace(/^connect:/, ""));
 }
 
 /** 8 bytes, big-endian, unsigned. */

@@ -199,6 +199,18 @@ export class Bridge {
   }
 }
 
+/** Depth in keys on the device, of the one rank in this view. */
+export function depthIn(
+  view: MemoryStore,
+  scheme: Scheme,
+  tokenIds: readonly number[],
+  identity: Identity = {},
+): number {
+  const { lookup, fleet } = view.read(MODEL, scheme.keysOf(tokenIds, identity).keys);
+  const at = lookup.slots.subarray(0, lookup.count).indexOf(fleet[0]?.slots.device ?? -1);
+  return at < 0 ? 0 : lookup.confirmedDepth[at]!;
+}
+
 function floorTo(value: number, unit: number): number {
   return Math.max(0, Math.floor(value / unit) * unit);
 }
