@@ -332,6 +332,7 @@ export class EngineWorker {
   }
 
   #giveUp(thrown: unknown): void {
+    this.#serving = [];
     this.stop();
     this.#fault =
       thrown instanceof KedgeError

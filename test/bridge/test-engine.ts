@@ -124,7 +124,17 @@ export class TestEngine {
 
   /** Publishes one batch; `lost`: it only reaches the replay buffer. */
   async publish(events: readonly unknown[], { lost = false }: { lost?: boolean } = {}): Promise<void> {
-    const payload = pack([1_700_000_000.5, events, this.#options.rank ?? 0]);
+    await this.publishRaw(pack([1_700_000_000.5, events, this.#options.rank ?? 0]), { lost });
+  }
+
+  /** A new process: nothing cached, nothing to replay, numbers from 0. */
+  forget(): void {
+    this.table.clear();
+    this.#buffer.length = 0;
+    this.sequence = 0;
+  }
+
+  async publishRaw(payload: Uint8Array, { lost = false }: { lost?: boolean } = {}): Promise<void> {
     const sequence = this.sequence++;
     this.#buffer.push({ sequence, payload });
     if (this.#buffer.length > (this.#options.bufferSteps ?? 1_000)) this.#buffer.shift();
