@@ -48,7 +48,8 @@ export class Block {
   readonly hash: EngineHash;
   status: Status = "unplaced";
   parent: Block | null = null;
-  children: Set<Block> | null = null;
+  /** The one child, or all of them: most blocks have one, and a set is several times a block's size. */
+  #children: Block | Set<Block> | null = null;
   orphan: OrphanFacts | null = null;
   /** Salt of the chain, for the check of later blocks. */
   salt: string | null = null;
@@ -61,7 +62,7 @@ export class Block {
   keyTokens: readonly number[] = NO_TOKENS;
 
   /** Physical copies at [group index · 3 + tier]. */
-  readonly copies: number[] = [];
+  readonly copies: number[] = [0, 0, 0];
   totalCopies = 0;
 
   /** Bit per tier: everything up to this block can be read back with this tier's help. */
@@ -93,12 +94,26 @@ export class Block {
   }
 
   addChild(child: Block): void {
-    this.children ??= new Set();
-    this.children.add(child);
+    if (this.#children === null) this.#children = child;
+    else if (this.#children instanceof Set) this.#children.add(child);
+    else if (this.#children !== child) this.#children = new Set([this.#children, child]);
+  }
+
+  removeChild(child: Block): void {
+    if (this.#children === child) this.#children = null;
+    else if (this.#children instanceof Set) this.#children.delete(child);
+  }
+
+  eachChild(visit: (child: Block) => void): void {
+    if (this.#children instanceof Set) for (const child of this.#children) visit(child);
+    else if (this.#children !== null) visit(this.#children);
   }
 
   /** True if nothing needs this block any longer. */
   get idle(): boolean {
-    return this.totalCopies === 0 && (this.children === null || this.children.size === 0);
+    return (
+      this.totalCopies === 0 &&
+      (this.#children instanceof Set ? this.#children.size === 0 : this.#children === null)
+    );
   }
 }

@@ -97,7 +97,7 @@ export class Closure {
       if (!this.#recompute(block)) continue;
       this.#touch(block);
       this.#updateMembership(block);
-      if (block.children !== null) for (const child of block.children) this.mark(child);
+      block.eachChild((child) => this.mark(child));
     }
     this.#queue = [];
     const touched = this.#touched;

@@ -286,7 +286,7 @@ export class Mirror {
     }
     block.status = "chained";
     block.state = extension.state;
-    block.keyTokens = extension.tokens;
+    block.keyTokens = extension.tokens.slice();
     let parentKey = start.depth === 0 ? null : start.key;
     block.entries = extension.keys.map((key, i) => {
       let entry = this.#keys.get(key);
@@ -296,12 +296,11 @@ export class Mirror {
           root: start.root,
           parentKey,
           depth: start.depth + i,
-          holders: [],
+          holders: [block],
           published: [-1, -1, -1],
         };
         this.#keys.set(key, entry);
-      }
-      entry.holders.push(block);
+      } else entry.holders.push(block);
       parentKey = key;
       return entry;
     });
@@ -413,7 +412,7 @@ export class Mirror {
       }
       this.#roots.delete(block);
       if (block.parent === null) continue;
-      block.parent.children?.delete(block);
+      block.parent.removeChild(block);
       this.#noteIdle(block.parent);
     }
   }
@@ -424,7 +423,7 @@ export class Mirror {
     const stack: Block[] = [...this.#roots];
     for (let block = stack.pop(); block !== undefined; block = stack.pop()) {
       order.push(block);
-      if (block.children !== null) stack.push(...block.children);
+      block.eachChild((child) => stack.push(child));
     }
     return order;
   }
