@@ -11,10 +11,10 @@ function mix(a: number, b: number): number {
   return (h ^ (h >>> 16)) >>> 0;
 }
 
-function hashTokens(tokens: ArrayLike<number>): number {
-  let h = tokens.length;
-  for (let i = 0; i < tokens.length; i++) h = Math.imul(h ^ tokens[i]!, 0x01000193) ^ (h >>> 15);
-  return h >>> 0;
+function hashTokens(tokens: readonly number[]): number {
+  let h = tokens.length | 0;
+  for (let i = 0; i < tokens.length; i++) h = (Math.imul(h ^ tokens[i]!, 0x01000193) + 0x6b43) | 0;
+  return h;
 }
 
 function hashText(text: string): number {
@@ -24,7 +24,7 @@ function hashText(text: string): number {
 }
 
 export interface OutputRequest {
-  readonly prompt: ArrayLike<number>;
+  readonly prompt: readonly number[];
   readonly seed: number;
   /** Which of `n` samples; the first ones differ. */
   readonly index: number;

@@ -71,6 +71,7 @@ export class Generation {
     const { params, prompts } = this.request;
     for (const prompt of prompts) {
       const rank = this.request.rank ?? this.#engine.pickRank();
+      this.#engine.scheduler(rank).metrics.paramN.observe(params.n);
       for (let sample = 0; sample < params.n; sample++) this.#submit(prompt, sample, rank);
     }
   }
