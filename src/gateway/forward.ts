@@ -240,10 +240,15 @@ export class Forwarder {
       "x-kedge-rung": route.rung(scored),
     };
     if (this.config.explain) {
-      headers["x-kedge-worker"] = `${scored.candidate.worker}/${scored.candidate.rank}`;
+      headers["x-kedge-worker"] = headerSafe(`${scored.candidate.worker}/${scored.candidate.rank}`);
       headers["x-kedge-overlap-tokens"] = String(route.overlapTokens(scored));
       headers["x-kedge-prompt-tokens"] = String(route.promptTokens);
     }
     return headers;
   }
+}
+
+/** Worker names are the operator's free text; headers are not. */
+function headerSafe(text: string): string {
+  return /^[\x21-\x7e]+$/.test(text) ? text : encodeURI(text);
 }

@@ -25,6 +25,8 @@ export interface ServedGateway {
 const DEFAULT_DRAIN_MS = 30_000;
 /** Above the usual idle time of load balancers, so that they close first. */
 const KEEP_ALIVE_MS = 75_000;
+/** How often a closing server looks for connections that have become idle. */
+const CLOSE_POLL_MS = 20;
 const MAX_HEADER_BYTES = 32 * 1024;
 
 /** Errors: what listening gives, e.g. EADDRINUSE. */
@@ -41,8 +43,6 @@ export async function serveGateway(options: ServeOptions): Promise<ServedGateway
     { noDelay: true, keepAlive: true, keepAliveTimeout: KEEP_ALIVE_MS, maxHeaderSize: MAX_HEADER_BYTES },
     listener,
   );
-  // A long prompt on a slow line, or a long generation, is not an attack; the gateway has its own deadlines.
-  server.requestTimeout = 0;
   await listen(server, host, port);
   const address = server.address() as AddressInfo;
   const name = address.family === "IPv6" ? `[${address.address}]` : address.address;
@@ -69,10 +69,11 @@ function listen(server: Server, host: string, port: number): Promise<void> {
 function closeServer(server: Server, drainTimeoutMs: number): Promise<void> {
   return new Promise((resolve) => {
     const force = setTimeout(() => server.closeAllConnections(), drainTimeoutMs);
+    const idle = setInterval(() => server.closeIdleConnections(), CLOSE_POLL_MS);
     server.close(() => {
       clearTimeout(force);
+      clearInterval(idle);
       resolve();
     });
-    server.closeIdleConnections();
   });
 }

@@ -22,6 +22,8 @@ export class NodeClient implements ClientConnection {
   constructor(incoming: IncomingMessage, outgoing: ServerResponse) {
     this.incoming = incoming;
     this.outgoing = outgoing;
+    // A write that meets a closed socket is no news: the close event tells.
+    outgoing.on("error", () => {});
     outgoing.on("close", () => {
       if (outgoing.writableFinished) return;
       this.goneCallback?.();
@@ -58,7 +60,7 @@ export class NodeClient implements ClientConnection {
   }
 
   send(status: number, headers: Readonly<Record<string, string>>, body: Uint8Array | string): void {
-    if (this.outgoing.destroyed) return;
+    if (this.outgoing.destroyed || this.outgoing.headersSent) return;
     const length = typeof body === "string" ? Buffer.byteLength(body) : body.length;
     // A body that was refused unread cannot be followed by another request on this connection.
     const closing = this.incoming.complete ? {} : { connection: "close" };
