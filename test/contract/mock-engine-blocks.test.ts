@@ -244,6 +244,7 @@ describe("a recorded vLLM", () => {
       const got = rank.run([row], [row.output_token_ids]);
       expect(got.cached).toEqual([row.cached_tokens]);
       expect(shapes(got.batches)).toEqual(recordedShapes(decoded(row)));
+      expect(rank.blocks.cachedBlocks).toBe(row.copies_held_after);
       expect(rank.blocks.table().reduce((sum, { copies }) => sum + copies, 0)).toBe(row.copies_held_after);
     }
   });

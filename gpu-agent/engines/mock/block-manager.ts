@@ -72,6 +72,7 @@ export class BlockManager {
   readonly #previous: Int32Array;
   readonly #events: KvEvent[] = [];
   #free: number;
+  #cachedCopies = 0;
 
   /** `blocks` counts the null block too, as vLLM's `num_gpu_blocks` does. */
   constructor(options: {
@@ -91,6 +92,11 @@ export class BlockManager {
     this.#previous[blocks] = blocks;
     this.#free = 0;
     for (let id = 1; id < blocks; id++) this.#insertFree(id, blocks);
+  }
+
+  /** Blocks that can be reused, copies counted. */
+  get cachedBlocks(): number {
+    return this.#cachedCopies;
   }
 
   get freeBlocks(): number {
@@ -175,6 +181,7 @@ export class BlockManager {
     if (this.#free < this.usable) return false;
     this.#cached.fill(null);
     this.#byDigest.clear();
+    this.#cachedCopies = 0;
     this.#events.push({ type: "cleared" });
     return true;
   }
@@ -221,6 +228,7 @@ export class BlockManager {
       extraKeys: untagged(hold.facts, index),
       loraName: hold.facts.lora?.name ?? null,
     };
+    this.#cachedCopies++;
     const copies = this.#byDigest.get(digest);
     if (copies === undefined) this.#byDigest.set(digest, [id]);
     else copies.push(id);
@@ -249,6 +257,7 @@ export class BlockManager {
       if (copies.length === 1) this.#byDigest.delete(cached.digest);
       else copies.splice(copies.indexOf(id), 1);
       this.#cached[id] = null;
+      this.#cachedCopies--;
       this.#events.push({ type: "removed", digests: [cached.digest] });
     }
     this.#references[id] = 1;

@@ -3,7 +3,7 @@
 import { z } from "zod";
 import { KedgeError } from "../../../src/errors/index.ts";
 import { type Clock, wallClock } from "./clock.ts";
-import { type MisbehaviourPatch, misbehaviourSchema } from "./misbehaviour.ts";
+import { misbehaviourSchema } from "./misbehaviour.ts";
 import { PROFILES, type ProfileName } from "./timing.ts";
 
 /** vLLM's `--kv-events-config`. Endpoints: bound if they contain `*` or `::` or are ipc/inproc, else connected to. */
@@ -77,9 +77,7 @@ const optionsSchema = z.strictObject({
   meanOutputTokens: whole.min(1).default(128),
   /** Accept token ids below this; the tokenizer's own size if null. Further ids have no text. */
   vocabSize: whole.min(1).nullable().default(null),
-  misbehaviour: z
-    .custom<MisbehaviourPatch>((value) => misbehaviourSchema.safeParse(value).success)
-    .default({}),
+  misbehaviour: misbehaviourSchema.prefault({}),
   clock: z.custom<Clock>().default(wallClock),
 });
 

@@ -223,7 +223,7 @@ export class Engine {
       waiting: scheduler.waiting,
       deferred: scheduler.deferred,
       usage: blocks.usage,
-      cachedBlocks: blocks.table().reduce((sum, { copies }) => sum + copies, 0),
+      cachedBlocks: blocks.cachedBlocks,
       preemptions: scheduler.metrics.preemptions,
       prefixQueries: scheduler.metrics.prefixQueries,
       prefixHits: scheduler.metrics.prefixHits,

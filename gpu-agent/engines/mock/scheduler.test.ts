@@ -8,6 +8,7 @@ import type { FinishReason, Sequence } from "./sequence.ts";
 import { DEFAULT_TRANSFER, PROFILES, type ProfileName, stepMs } from "./timing.ts";
 
 interface Options {
+  readonly clock?: ManualClock;
   readonly blocks?: number;
   readonly speed?: number;
   readonly profile?: ProfileName;
@@ -16,7 +17,7 @@ interface Options {
 }
 
 class Rig {
-  readonly clock = new ManualClock();
+  readonly clock: ManualClock;
   readonly blocks: BlockManager;
   readonly scheduler: Scheduler;
   /** `id: token count at ms`, in order. */
@@ -24,6 +25,7 @@ class Rig {
   #next = 1_000_000;
 
   constructor(options: Options = {}) {
+    this.clock = options.clock ?? new ManualClock();
     this.blocks = new BlockManager({ blocks: options.blocks ?? 26_313, blockSize: 16, hashSeed: null });
     this.scheduler = new Scheduler({
       blocks: this.blocks,
@@ -102,6 +104,22 @@ describe("timing", () => {
     rig.submit("a", 8192, 1);
     rig.clock.drain();
     expect(rig.firstTokenMs("a")).toBeCloseTo(196 / 4, 0);
+  });
+
+  it("timers that fire late do not slow the engine down", () => {
+    const late = new (class extends ManualClock {
+      override at(dueMs: number, call: () => void): () => void {
+        return super.at(dueMs + 3, call);
+      }
+    })();
+    const rig = new Rig({ clock: late });
+    const exact = new Rig();
+    for (const one of [rig, exact]) {
+      one.submit("a", 16, 200);
+      one.clock.drain();
+    }
+    expect(rig.log.at(-1)!.atMs - exact.log.at(-1)!.atMs).toBeCloseTo(3, 6);
+    expect(rig.scheduler.lostMs).toBe(0);
   });
 
   it("a cached prefix is not computed again", () => {

@@ -35,7 +35,7 @@ export class Scheduler {
   readonly #waiting: Sequence[] = [];
   readonly #running: Sequence[] = [];
   readonly #transferring = new Set<Sequence>();
-  #step: { readonly shares: Share[]; readonly dueMs: number } | null = null;
+  #step: { readonly shares: Share[]; readonly startMs: number; readonly dueMs: number } | null = null;
   #cancelStep: (() => void) | null = null;
   #finishing = false;
   #lostMs = 0;
@@ -127,7 +127,7 @@ export class Scheduler {
       return;
     }
     const dueMs = startMs + stepMs(this.#options.profile, work) / this.#options.speed;
-    this.#step = { shares, dueMs };
+    this.#step = { shares, startMs, dueMs };
     this.metrics.stepTokens.observe(work.prefillTokens + work.decodingSequences);
     this.#cancelStep = this.#options.clock.at(dueMs, () => this.#finishStep());
   }
@@ -231,7 +231,7 @@ export class Scheduler {
   }
 
   #finishStep(): void {
-    const { shares, dueMs } = this.#step!;
+    const { shares, startMs, dueMs } = this.#step!;
     this.#finishing = true;
     for (const { sequence, tokens } of shares) {
       if (sequence.state !== "running") continue;
@@ -246,7 +246,8 @@ export class Scheduler {
     }
     this.#finishing = false;
     this.#step = null;
-    this.#startStep(this.#carried(dueMs, nowMs));
+    // An engine without delays has no schedule to keep.
+    this.#startStep(dueMs === startMs ? nowMs : this.#carried(dueMs, nowMs));
   }
 
   /** The next step starts when this one was due, not when the timer fired, so that lateness does not add up. */
