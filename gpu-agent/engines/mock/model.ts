@@ -3,6 +3,7 @@
 import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { deriveModelCard } from "../../../src/prefix/card.ts";
 import type { ModelCard } from "../../../src/prefix/types.ts";
 
 /** The package's root: the nearest folder upwards that has a package.json. */
@@ -27,31 +28,13 @@ export function wordIds(): readonly number[] {
   return JSON.parse(readFileSync(modelPath("words.json"), "utf8")) as number[];
 }
 
-interface TokenizerConfig {
-  readonly chat_template: string;
-  readonly eos_token: string;
-  readonly pad_token: string;
-}
-
-/** What a renderer needs to know of the mock's model. */
-export function modelCard(): ModelCard {
-  const config = JSON.parse(readFileSync(modelPath("tokenizer_config.json"), "utf8")) as TokenizerConfig;
-  return {
-    version: 1,
-    model: "mock",
-    scheme: "bytes",
-    unitSize: 128,
-    chatTemplate: config.chat_template,
-    namedTemplates: {},
-    contentFormat: "string",
-    bosToken: null,
-    eosToken: config.eos_token,
-    specialTokens: { pad_token: config.pad_token },
-    addedPrefix: null,
-    normalizer: null,
-    strippingTokens: [],
-    timeZone: "UTC",
-    bytesPerToken: 4,
-    maxModelLen: null,
-  };
+/** The model's card, derived from its files as any model's is. */
+export function modelCard(model = "mock"): ModelCard {
+  const read = (name: string): unknown => JSON.parse(readFileSync(modelPath(name), "utf8"));
+  return deriveModelCard({
+    model,
+    tokenizerJson: read("tokenizer.json"),
+    tokenizerConfig: read("tokenizer_config.json"),
+    config: read("config.json"),
+  });
 }
