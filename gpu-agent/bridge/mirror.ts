@@ -7,6 +7,7 @@ import type { KvOp, StoreOp } from "../../src/store/types.ts";
 import type { BlockRemoved, BlockStored, EngineHash } from "../engines/events.ts";
 import { Block, type BlockFacts, type KeyEntry, TIER_COUNT, TIER_INDEX } from "./block.ts";
 import { Closure, type Group } from "./closure.ts";
+import { Copies } from "./copies.ts";
 import { isPlain, readExtraKeys, saltOfFirstBlock } from "./extra-keys.ts";
 import { publishChanges, StoreWriter } from "./operations.ts";
 import { Orphans } from "./orphans.ts";
@@ -17,7 +18,7 @@ export interface MirrorOptions {
   readonly model: string;
   /** Tokens per engine block, as discovered. */
   readonly blockSize: number;
-  /** KV blocks of the rank: copies beyond it are announcements that were counted twice. Null: unknown. */
+  /** KV blocks of the rank, the null block included; null: unknown. Bounds the count of copies. */
   readonly capacityBlocks?: number | null;
   /** Monotonic milliseconds, for the age of orphans. */
   readonly now: () => number;
@@ -39,10 +40,8 @@ export interface MirrorCounters {
   /** Removals of blocks that are not known. */
   unknownRemovals: number;
   orphansDropped: number;
-  /** Blocks announced again without a new copy (`kv_cache_report_mode: full`). */
-  reannounced: number;
-  /** Times that copy counts were cut back because they exceeded the rank's capacity. */
-  recounts: number;
+  /** Blocks announced again while held, in whole chains: copies in doubt (see {@link Copies}). */
+  repeated: number;
   /** Blocks beyond content without keys (images, tokens outside the vocabulary). */
   unkeyed: number;
 }
@@ -65,8 +64,7 @@ export class Mirror {
     skipped: { block_size: 0, token_count: 0, duplicate_hash: 0, conflicting_parent: 0, no_tokens: 0 },
     unknownRemovals: 0,
     orphansDropped: 0,
-    reannounced: 0,
-    recounts: 0,
+    repeated: 0,
     unkeyed: 0,
   };
   readonly #options: MirrorOptions;
@@ -77,9 +75,7 @@ export class Mirror {
   readonly #orphans = new Orphans();
   readonly #closure = new Closure();
   #idle: Block[] = [];
-  /** Physical copies on the device, all groups. */
-  #deviceCopies = 0;
-  #copyLimit: number;
+  readonly #copies: Copies;
 
   /** Errors: `engine_mismatch` if blocks of this size cannot be cut into the scheme's units. */
   constructor(options: MirrorOptions) {
@@ -93,7 +89,10 @@ export class Mirror {
       );
     }
     this.#options = options;
-    this.#copyLimit = options.capacityBlocks ?? Number.POSITIVE_INFINITY;
+    this.#copies = new Copies(options.capacityBlocks ?? null, (block) => {
+      this.#closure.mark(block);
+      this.#noteIdle(block);
+    });
   }
 
   /** Keys known, published or not. */
@@ -106,6 +105,11 @@ export class Mirror {
     let count = 0;
     for (const { published } of this.#keys.values()) for (const tokens of published) if (tokens >= 0) count++;
     return count;
+  }
+
+  /** Times that copies were dropped because there were more than the device has blocks. */
+  get recounts(): number {
+    return this.#copies.recounts;
   }
 
   get orphanCount(): number {
@@ -146,7 +150,7 @@ export class Mirror {
       if (event.type === "stored") this.#stored(event);
       else this.#removed(event);
     }
-    if (this.#deviceCopies > this.#copyLimit) this.#recount();
+    this.#copies.check(this.#blocks.values());
     this.#dropOldOrphans();
     const ops = publishChanges(this.#closure.settle());
     this.#forgetIdle();
@@ -189,28 +193,28 @@ export class Mirror {
       this.counters.skipped.duplicate_hash++;
       return;
     }
-    const tier = TIER_INDEX[event.tier];
-    const counted = !this.#isReannouncement(event, group, tier);
-    if (!counted) this.counters.reannounced += event.hashes.length;
+    const at = indexOf(group, event.tier);
+    const repeated = this.#isRepeated(event, at);
+    if (repeated) this.counters.repeated += event.hashes.length;
     if (group.window !== null) {
-      for (const hash of event.hashes) this.#addCopy(this.#block(hash), group, tier, counted);
+      for (const hash of event.hashes) this.#copies.add(this.#block(hash), at, repeated);
     } else if (event.tokenIds.length === 0) {
-      this.#storedWithoutTokens(event, group, tier, counted);
+      this.#storedWithoutTokens(event, at, repeated);
     } else {
-      this.#storedWithTokens(event, group, tier, counted);
+      this.#storedWithTokens(event, at, repeated);
     }
   }
 
   /** Offload tiers announce hashes only; blocks that are known get their copy (engines.md §1.7). */
-  #storedWithoutTokens(event: BlockStored, group: Group, tier: number, counted: boolean): void {
+  #storedWithoutTokens(event: BlockStored, at: number, repeated: boolean): void {
     for (const hash of event.hashes) {
       const block = this.#blocks.get(hash);
       if (block === undefined) this.counters.skipped.no_tokens++;
-      else this.#addCopy(block, group, tier, counted);
+      else this.#copies.add(block, at, repeated);
     }
   }
 
-  #storedWithTokens(event: BlockStored, group: Group, tier: number, counted: boolean): void {
+  #storedWithTokens(event: BlockStored, at: number, repeated: boolean): void {
     const { blockSize } = this.#options;
     const { hashes, tokenIds } = event;
     if (event.blockSize !== blockSize) {
@@ -238,7 +242,7 @@ export class Mirror {
         this.#noteIdle(block);
         return;
       }
-      this.#addCopy(block, group, tier, counted);
+      this.#copies.add(block, at, repeated);
       parent = block.hash;
     }
   }
@@ -309,62 +313,18 @@ export class Mirror {
 
   #removed(event: BlockRemoved): void {
     const group = this.#closure.group(event.group);
-    const tier = TIER_INDEX[event.tier];
     for (const hash of event.hashes) {
       const block = this.#blocks.get(hash);
-      const at = group === undefined ? -1 : group.index * TIER_COUNT + tier;
-      const copies = block?.copies[at] ?? 0;
-      if (block === undefined || copies === 0) {
-        this.counters.unknownRemovals++;
-        continue;
-      }
-      block.copies[at] = copies - 1;
-      block.totalCopies--;
-      if (tier === 0) this.#deviceCopies--;
-      if (copies > 1) continue;
-      this.#closure.mark(block);
-      this.#noteIdle(block);
+      const known =
+        block !== undefined && group !== undefined && this.#copies.remove(block, indexOf(group, event.tier));
+      if (!known) this.counters.unknownRemovals++;
     }
   }
 
-  /**
-   * In the report mode `full` an engine announces cached blocks again, from the root. A real second copy is never a
-   * whole chain of several blocks: at least its beginning would have been a cache hit.
-   */
-  #isReannouncement(event: BlockStored, group: Group, tier: number): boolean {
+  /** A cached chain, announced once more from its root: either anew without a copy, or computed a second time. */
+  #isRepeated(event: BlockStored, at: number): boolean {
     if (event.parent !== null || event.hashes.length < 2) return false;
-    const at = group.index * TIER_COUNT + tier;
     return event.hashes.every((hash) => (this.#blocks.get(hash)?.copies[at] ?? 0) > 0);
-  }
-
-  #addCopy(block: Block, group: Group, tier: number, counted: boolean): void {
-    const at = group.index * TIER_COUNT + tier;
-    const copies = block.copies[at] ?? 0;
-    if (copies > 0 && !counted) return;
-    while (block.copies.length < at) block.copies.push(0);
-    block.copies[at] = copies + 1;
-    block.totalCopies++;
-    if (tier === 0) this.#deviceCopies++;
-    if (copies === 0) this.#closure.mark(block);
-  }
-
-  /** More copies than the device has blocks: some were never real. One copy per block is the most that is certain. */
-  #recount(): void {
-    this.counters.recounts++;
-    this.#deviceCopies = 0;
-    for (const block of this.#blocks.values()) {
-      for (let at = 0; at < block.copies.length; at += TIER_COUNT) {
-        const copies = block.copies[at] ?? 0;
-        if (copies > 1) {
-          block.copies[at] = 1;
-          block.totalCopies -= copies - 1;
-        }
-        this.#deviceCopies += Math.min(copies, 1);
-      }
-    }
-    // Should lost removals keep the count above capacity, the next walk waits until it has grown by an eighth.
-    const capacity = this.#options.capacityBlocks ?? Number.POSITIVE_INFINITY;
-    this.#copyLimit = Math.max(capacity, Math.ceil(this.#deviceCopies * 1.125));
   }
 
   #groupOf(event: BlockStored): Group {
@@ -390,8 +350,7 @@ export class Mirror {
     const oldest = this.#options.now() - (this.#options.orphanTtlMs ?? 600_000);
     for (const block of this.#orphans.dropOld(oldest, this.#options.maxOrphans ?? 65_536)) {
       this.counters.orphansDropped++;
-      for (let at = 0; at < block.copies.length; at += TIER_COUNT)
-        this.#deviceCopies -= block.copies[at] ?? 0;
+      this.#copies.drop(block);
       this.#blocks.delete(block.hash);
     }
   }
@@ -427,6 +386,11 @@ export class Mirror {
     }
     return order;
   }
+}
+
+/** Position of a tier's copies in a group. */
+function indexOf(group: Group, tier: Tier): number {
+  return group.index * TIER_COUNT + TIER_INDEX[tier];
 }
 
 function writePublished(block: Block, tier: number, writer: StoreWriter): number {
