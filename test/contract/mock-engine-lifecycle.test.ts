@@ -103,6 +103,22 @@ describe("event faults", () => {
   });
 });
 
+describe("restart over HTTP", () => {
+  it("breaks every other connection and answers for the new life", async () => {
+    const engine = await start({ profile: "8b-h100" });
+    const { chunks, response } = await openStream(engine, { max_tokens: 5000, ignore_eos: true });
+    await until(() => chunks.length > 2);
+    const restarted = await send(engine.url, { method: "POST", path: "/mock/restart" });
+    expect(restarted.status).toBe(200);
+    await until(() => response.destroyed);
+    expect(response.complete).toBe(false);
+    expect(engine.stats()[0]).toMatchObject({ running: 0, generationTokens: 0, cachedBlocks: 0 });
+    expect((await chat(engine, {})).body).toContain(
+      (JSON.parse(restarted.body) as { fingerprint: string }).fingerprint,
+    );
+  });
+});
+
 describe("shutdown", () => {
   it("by default: new requests get 500, then the port closes; open streams fall silent until the client leaves", async () => {
     const engine = await start({ profile: "8b-h100" });

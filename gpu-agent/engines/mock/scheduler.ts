@@ -38,6 +38,7 @@ export class Scheduler {
   #step: { readonly shares: Share[]; readonly startMs: number; readonly dueMs: number } | null = null;
   #cancelStep: (() => void) | null = null;
   #finishing = false;
+  #stopped = false;
   #lostMs = 0;
 
   constructor(options: SchedulerOptions) {
@@ -63,6 +64,7 @@ export class Scheduler {
     return this.#lostMs;
   }
 
+  /** Queues a request. After `stop` it is taken and never heard of again. */
   submit(request: SequenceRequest, facts: ChainFacts): Sequence {
     const sequence: Sequence = {
       request,
@@ -79,6 +81,7 @@ export class Scheduler {
       lastTokenMs: null,
       finalBlocks: [],
     };
+    if (this.#stopped) return sequence;
     this.#enqueue(sequence);
     if (this.#step === null && !this.#finishing) this.#startStep(this.#options.clock.nowMs());
     return sequence;
@@ -93,6 +96,7 @@ export class Scheduler {
 
   /** Ends everything without a word, as a dying process does. */
   stop(): void {
+    this.#stopped = true;
     for (const sequence of [...this.#waiting, ...this.#running, ...this.#transferring]) this.abort(sequence);
     this.#cancelStep?.();
     this.#step = null;

@@ -206,7 +206,7 @@ export function mockEngineCommand(): Command {
 }
 
 const HELP = `
-At run time: POST /mock/misbehave {"cutAfterTokens": 5}, GET /mock/blocks?rank=0, GET /mock/stats.
+At run time: POST /mock/misbehave {"cutAfterTokens": 5}, POST /mock/restart, GET /mock/blocks?rank=0, GET /mock/stats.
 SIGTERM ends it as it ends vLLM; SIGINT, or a second signal, ends it at once.
 
 Example:

@@ -152,11 +152,19 @@ export class MockServer {
   #route(request: IncomingMessage): routes.Handler {
     const path = pathOf(request);
     if (/^\/(v1|v2|inference)(\/|$)/.test(path) && !this.#authorized(request)) throw unauthorized();
+    if (path === "/mock/restart" && request.method === "POST") return (exchange) => this.#restart(exchange);
     const methods = ROUTES[path] ?? (this.#engine.config.devMode ? DEV_ROUTES[path] : undefined);
     if (methods === undefined) throw routeNotFound();
     const handler = methods[request.method ?? "GET"];
     if (handler === undefined) throw methodNotAllowed(Object.keys(methods).join(", "));
     return handler;
+  }
+
+  /** The mock's own: dies and comes back; only the connection that asked for it survives. */
+  async #restart({ engine, request, response }: Exchange): Promise<void> {
+    this.destroyConnections(request.socket);
+    await engine.restart();
+    sendJson(response, 200, { fingerprint: engine.life.fingerprint });
   }
 
   #authorized(request: IncomingMessage): boolean {
@@ -187,9 +195,9 @@ export class MockServer {
     while (!done() && Date.now() < end) await new Promise((resolve) => setTimeout(resolve, 20));
   }
 
-  /** Breaks every connection, as the death of the process does. */
-  destroyConnections(): void {
-    for (const socket of this.#sockets) socket.destroy();
+  /** Breaks every connection (but one), as the death of the process does. */
+  destroyConnections(except?: Socket): void {
+    for (const socket of this.#sockets) if (socket !== except) socket.destroy();
   }
 
   async close(): Promise<void> {
