@@ -10,7 +10,14 @@ import type { RequestLedger } from "./load/types.ts";
 
 export type { EngineSpec } from "./bridge/facts.ts";
 export type { Log, WorkerStatus } from "./bridge/worker.ts";
-export { type AgentModel, createKeyer, loadAgentModel } from "./engines/model.ts";
+export {
+  type AgentModel,
+  cardOf,
+  type FileModel,
+  loadAgentModel,
+  type ModelCardOptions,
+  readModelFiles,
+} from "./engines/model.ts";
 
 export interface AgentOptions {
   readonly bus: EventBus;

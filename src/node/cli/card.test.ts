@@ -3,10 +3,16 @@ import { copyFile, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { cardOf, type ModelCardOptions, readModelFiles } from "../../../gpu-agent/agent.ts";
 import { exampleModel, exampleModelDirectory } from "../../../test/support/example-models.ts";
 import { KedgeError } from "../../errors/index.ts";
 import { parseModelCard } from "../../prefix/card.ts";
-import { cardCommand, readModelCard } from "./card.ts";
+import type { ModelCard } from "../../prefix/types.ts";
+import { cardCommand } from "./card.ts";
+
+async function readModelCard(path: string, options: ModelCardOptions = {}): Promise<ModelCard> {
+  return cardOf(await readModelFiles(path), options);
+}
 
 let directory: string;
 
@@ -29,7 +35,7 @@ async function codeOf(run: () => Promise<unknown>): Promise<string> {
   return "nothing was thrown";
 }
 
-describe("readModelCard", () => {
+describe("a card from files", () => {
   it("gives the same card for the directory and for its tokenizer.json", async () => {
     const models = exampleModelDirectory("qwen3");
     const card = await readModelCard(models, { model: "qwen3" });
@@ -44,7 +50,7 @@ describe("readModelCard", () => {
     );
     expect((await readModelCard(directory)).chatTemplate).toBeNull();
     await writeFile(join(directory, "chat_template.jinja"), "{{ messages }}");
-    const card = await readModelCard(directory, { scheme: "tokens", unit: 32, timeZone: "Europe/Oslo" });
+    const card = await readModelCard(directory, { scheme: "tokens", unitSize: 32, timeZone: "Europe/Oslo" });
     expect(card).toMatchObject({
       chatTemplate: "{{ messages }}",
       scheme: "tokens",

@@ -5,9 +5,10 @@ import { Command, InvalidArgumentError } from "commander";
 import { KedgeError } from "../../errors/index.ts";
 import { type ComparePlan, compare, type Fleet } from "../compare/compare.ts";
 import type { RunKey } from "../compare/curve.ts";
+import type { AllInOneLog } from "../all-in-one.ts";
 import { checkMode, liveFleet, startFleet } from "../compare/fleet.ts";
 import { type Probe, probe } from "../compare/probe.ts";
-import { progress, SILENT } from "../compare/progress.ts";
+import { type Progress, progress, SILENT } from "../compare/progress.ts";
 import { runJob } from "../compare/runner.ts";
 import { renderReport } from "../compare/table.ts";
 
@@ -150,29 +151,28 @@ function addFleet(command: Command): void {
 
 async function run(options: Options): Promise<void> {
   const plan = planOf(options);
-  const apiKey = options.apiKey ?? null;
-  const openFleet = async (key: RunKey): Promise<Fleet> =>
-    options.url === undefined
-      ? startFleet(key, {
-          workers: options.workers,
-          profile: options.profile,
-          speed: plan.speed,
-          blocks: options.blocks ?? null,
-          streamInterval: options.streamInterval,
-        })
-      : liveFleet(key, { url: options.url, apiKey });
+  const view = options.quiet === true ? SILENT : progress(process.stderr, () => performance.now());
   const stop = stopOnSignals();
   const report = await compare(plan, {
-    openFleet,
+    openFleet: fleetOpener(options, plan.speed, view),
     probe: (fleet) => probeFleet(fleet, options),
     runJob,
-    progress: options.quiet === true ? SILENT : progress(process.stderr, () => performance.now()),
+    progress: view,
     signal: stop,
     isoNow: () => new Date().toISOString(),
   });
   process.stdout.write(options.json === true ? `${JSON.stringify(report, null, 2)}\n` : renderReport(report));
   if (stop.aborted) process.exitCode = 130;
   else if (report.runs.length === 0) process.exitCode = 1;
+}
+
+function fleetOpener(options: Options, speed: number, view: Progress): (key: RunKey) => Promise<Fleet> {
+  const { url, workers, profile, streamInterval, blocks = null, apiKey = null } = options;
+  if (url !== undefined) return async (key) => liveFleet(key, { url, apiKey });
+  const log: AllInOneLog = (level, message) => {
+    if (level === "warn" || level === "error") view.say(`${level}: ${message}`);
+  };
+  return (key) => startFleet(key, { workers, profile, speed, blocks, streamInterval }, log);
 }
 
 /** The first Ctrl-C ends the run and prints what there is; the second one leaves at once. */

@@ -1,12 +1,13 @@
 /** Settings as command-line options: every flag of the one table, with its environment names in `--help`. */
 
 import { type Command, Option } from "commander";
-import { type KedgeConfig, loadConfig, SETTINGS, type Setting } from "../../config/index.ts";
+import { defineConfig, type KedgeConfig, loadConfig, SETTINGS, type Setting } from "../../config/index.ts";
 
 /** Adds every setting as an option; switches get their `--no-…` form too. */
 export function addSettings(command: Command): Command {
+  const defaults = defineConfig();
   for (const setting of SETTINGS) {
-    const help = `${setting.help} [${setting.env.join(", ")}]`;
+    const help = `${setting.help}${defaultOf(setting, defaults)} [${setting.env.join(", ")}]`;
     if (setting.kind === "boolean") {
       command.addOption(new Option(`--${setting.flag}`, help));
       command.addOption(new Option(`--no-${setting.flag}`, `opposite of --${setting.flag}`));
@@ -15,6 +16,15 @@ export function addSettings(command: Command): Command {
     }
   }
   return command;
+}
+
+/** Where a default needs words, the setting's own text has them. */
+function defaultOf(setting: Setting, defaults: KedgeConfig): string {
+  if (setting.help.includes("(default")) return "";
+  const value = setting.path
+    .split(".")
+    .reduce<unknown>((at, key) => (at as Record<string, unknown>)[key], defaults);
+  return value === null || Array.isArray(value) ? "" : ` (default: ${String(value)})`;
 }
 
 function valueName(setting: Setting): string {

@@ -1,0 +1,242 @@
+/** The whole of Kedge in one process: gateway, agent, memory view and bus; engines are named ones or mocks (design §1). */
+
+import { hostname } from "node:os";
+import { Agent, type AgentStatus, type EngineSpec } from "../../gpu-agent/agent.ts";
+import { MODEL_DIR } from "../../gpu-agent/engines/mock/index.ts";
+import { Ingress } from "../../gpu-agent/ingress/index.ts";
+import type { KedgeConfig } from "../config/index.ts";
+import { InProcessBus } from "../events/in-process.ts";
+import { createGateway } from "../gateway/index.ts";
+import { Indexer } from "../indexer/index.ts";
+import { createHasher } from "../prefix/hasher.ts";
+import { MemoryStore } from "../store/memory/index.ts";
+import { Registry } from "../telemetry/registry.ts";
+import { monotonicClock } from "./clock.ts";
+import type { EngineOption } from "./engine-option.ts";
+import { MOCK_MODEL, type MockFleetOptions, type MockProcess, startMockFleet } from "./mock-fleet.ts";
+import { type LoadedModel, loadModel, loadModels, type ModelSettings } from "./models.ts";
+import { type ServedGateway, serveGateway } from "./server.ts";
+
+export type AllInOneLog = (level: "debug" | "info" | "warn" | "error", message: string) => void;
+
+export interface AllInOneOptions {
+  readonly config: KedgeConfig;
+  /** Engines that already run. */
+  readonly engines?: readonly EngineOption[];
+  /** Mock engines to start, as child processes. */
+  readonly mock?: MockFleetOptions | null;
+  readonly model?: ModelSettings;
+  /** Uniform in [0, 1); default Math.random. */
+  readonly random?: () => number;
+  readonly log?: AllInOneLog;
+  /** Print decisions as Dynamo does, at level `debug`. */
+  readonly logDecisions?: boolean;
+}
+
+export interface EngineListing {
+  readonly worker: string;
+  readonly url: string;
+  readonly role: string;
+  /** KV events of rank 0; null: none, its cache is predicted. */
+  readonly events: string | null;
+  readonly pid: number | null;
+}
+
+export interface AllInOne {
+  readonly url: string;
+  readonly engines: readonly EngineListing[];
+  readonly store: MemoryStore;
+  agentStatus(): AgentStatus;
+  /** Lets running requests finish (config.limits.drainTimeoutMs), then ends everything that was started. Safe to call twice. */
+  close(): Promise<void>;
+}
+
+const INDEXER_TICK_MS = 1_000;
+/** Agents walk over what they hold well before the lease of it ends. */
+const REASSERTS_PER_HORIZON = 4;
+
+/**
+ * Resolves when the gateway listens and every engine serves.
+ * Errors: `config_invalid`, `engine_mismatch`, `upstream_unreachable`, EADDRINUSE; what was started is ended before.
+ */
+export async function startAllInOne(options: AllInOneOptions): Promise<AllInOne> {
+  const closers: (() => Promise<void> | void)[] = [];
+  const close = async (): Promise<void> => {
+    for (let closer = closers.pop(); closer !== undefined; closer = closers.pop()) await closer();
+  };
+  try {
+    return await start(options, closers, close);
+  } catch (thrown) {
+    await close();
+    throw thrown;
+  }
+}
+
+/** `closers` run last to first: what was started last is ended first. */
+async function start(
+  options: AllInOneOptions,
+  closers: (() => Promise<void> | void)[],
+  close: () => Promise<void>,
+): Promise<AllInOne> {
+  const { config, log = () => {}, random = Math.random } = options;
+  const mocks = options.mock ? await startMockFleet(options.mock) : [];
+  closers.push(async () => void (await Promise.all(mocks.map((mock) => mock.close()))));
+  const specs = [
+    ...mocks.map(mockSpec),
+    ...(options.engines ?? []).map((engine) => engineSpec(engine, config)),
+  ];
+  const models = await modelsOf(options, mocks.length > 0);
+
+  const { bus, store } = startView(config, random, log, closers);
+  const agent = new Agent({
+    bus,
+    engines: specs,
+    models,
+    kvEvents: config.router.kvEvents,
+    reassertMs: config.feed.horizonMs / REASSERTS_PER_HORIZON,
+    log,
+  });
+  const ingress = new Ingress({
+    ledger: agent.ledger,
+    timers: monotonicClock,
+    heartbeatMs: config.limits.heartbeatMs,
+  });
+  closers.push(() => agent.stop());
+  await agent.start();
+  for (const { id, url, apiKey } of specs) {
+    ingress.addEngine({
+      worker: id,
+      url,
+      dpSize: rankCount(agent, id),
+      ...(apiKey !== undefined && { apiKey }),
+    });
+  }
+  closers.push(() => ingress.drain(config.limits.drainTimeoutMs));
+  const served = await serve(options, store, ingress, models, random);
+  closers.push(() => served.close());
+  return {
+    url: served.url,
+    engines: specs.map((spec, i) => listing(spec, mocks[i] ?? null, agent)),
+    store,
+    agentStatus: () => agent.status(),
+    close,
+  };
+}
+
+function startView(
+  config: KedgeConfig,
+  random: () => number,
+  log: AllInOneLog,
+  closers: (() => void)[],
+): { bus: InProcessBus; store: MemoryStore } {
+  const bus = new InProcessBus({
+    onHandlerError: (thrown) => log("error", `A bus handler failed: ${String(thrown)}`),
+  });
+  const store = new MemoryStore({
+    now: () => performance.now(),
+    random,
+    horizonMs: config.feed.horizonMs,
+    maxPredictedEntries: config.router.maxTreeSize,
+  });
+  const indexer = new Indexer({
+    bus,
+    store,
+    now: () => performance.now(),
+    name: "all-in-one",
+    onError: (error, doing) => log("error", `The indexer failed at ${doing}: ${error.message}`),
+  });
+  indexer.start();
+  const tick = setInterval(() => indexer.tick(), INDEXER_TICK_MS);
+  closers.push(() => {
+    clearInterval(tick);
+    indexer.stop();
+  });
+  return { bus, store };
+}
+
+async function serve(
+  { config, log = () => {}, logDecisions = false }: AllInOneOptions,
+  store: MemoryStore,
+  transport: Ingress,
+  models: readonly LoadedModel[],
+  random: () => number,
+): Promise<ServedGateway> {
+  let serving = true;
+  const app = createGateway({
+    config,
+    store,
+    transport,
+    hasher: await createHasher(),
+    tokenizers: (card) => models.find((model) => model.card.model === card.model)?.tokenizer ?? null,
+    vocabularies: (card) => models.find((model) => model.card.model === card.model)?.vocabulary ?? null,
+    clock: monotonicClock,
+    random,
+    log: {
+      warn: (message, fields) => log("warn", fields ? `${message} ${JSON.stringify(fields)}` : message),
+      ...(logDecisions && { debug: (message: string) => log("debug", message) }),
+    },
+    registry: new Registry(),
+    isServing: () => serving,
+  });
+  const { host, port, limits } = config;
+  const served = await serveGateway({ app, host, port, drainTimeoutMs: limits.drainTimeoutMs });
+  return {
+    url: served.url,
+    close: () => {
+      serving = false;
+      return served.close();
+    },
+  };
+}
+
+async function modelsOf(options: AllInOneOptions, withMocks: boolean): Promise<LoadedModel[]> {
+  const named = await loadModels(options.engines ?? [], options.model ?? {});
+  if (!withMocks) return named;
+  const mock = await loadModel(MODEL_DIR, { ...options.model, model: MOCK_MODEL });
+  return [...named, mock];
+}
+
+const PLACE = { region: "local", cluster: "local" } as const;
+
+function mockSpec(mock: MockProcess, index: number): EngineSpec {
+  return {
+    id: `mock-${index}`,
+    url: mock.url,
+    events: mock.events,
+    replay: mock.replay,
+    role: "aggregated",
+    ...PLACE,
+    node: hostname(),
+    model: MOCK_MODEL,
+  };
+}
+
+function engineSpec(engine: EngineOption, config: KedgeConfig): EngineSpec {
+  const { host } = new URL(engine.url);
+  return {
+    id: engine.id ?? host,
+    url: engine.url,
+    ...(engine.apiKey !== null && { apiKey: engine.apiKey }),
+    ...(engine.events !== null && { events: engine.events, replay: engine.replay }),
+    role: engine.role,
+    ...PLACE,
+    node: hostname(),
+    ...(config.router.kvCacheBlockSize !== null && { blockSize: config.router.kvCacheBlockSize }),
+  };
+}
+
+function rankCount(agent: Agent, worker: string): number {
+  return agent.status().workers.find((each) => each.worker === worker)?.ranks.length ?? 1;
+}
+
+function listing(spec: EngineSpec, mock: MockProcess | null, agent: Agent): EngineListing {
+  const ranks = agent.status().workers.find(({ worker }) => worker === spec.id)?.ranks ?? [];
+  const events = typeof spec.events === "string" ? spec.events : (spec.events?.[0] ?? "found at the engine");
+  return {
+    worker: spec.id,
+    url: spec.url,
+    role: spec.role,
+    events: ranks.some((rank) => rank.kvEvents) ? events : null,
+    pid: mock?.pid ?? null,
+  };
+}

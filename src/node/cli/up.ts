@@ -1,0 +1,164 @@
+/** `kedge up`: the whole of Kedge on one machine, with mock engines or engines that already run. */
+
+import { Command, InvalidArgumentError, Option } from "commander";
+import { isLoopback, type KedgeConfig } from "../../config/index.ts";
+import { type AllInOne, startAllInOne } from "../all-in-one.ts";
+import { type EngineOption, parseEngineOption } from "../engine-option.ts";
+import type { ModelSettings } from "../models.ts";
+import { addSettings, configFrom } from "./settings.ts";
+
+interface Flags {
+  readonly engine: readonly EngineOption[];
+  readonly mock?: number;
+  readonly profile: string;
+  readonly speed: number;
+  readonly scheme: "bytes" | "tokens";
+  readonly timeZone: string;
+  readonly json?: boolean;
+  readonly logDecisions?: boolean;
+}
+
+const DEFAULT_MOCKS = 2;
+
+export function upCommand(): Command {
+  const command = new Command("up")
+    .description(
+      "Run gateway and agent on this machine, in front of mock engines or of engines that already run.",
+    )
+    .addOption(
+      new Option("--engine <url[,key=value…]>", "a running engine (repeatable)")
+        .argParser((text: string, before: readonly EngineOption[]) => [...before, parseEngineOption(text)])
+        .default([], "none"),
+    )
+    .addOption(
+      new Option(
+        "--mock <n>",
+        `mock engines to start (default: ${DEFAULT_MOCKS}, with --engine 0)`,
+      ).argParser(whole),
+    )
+    .addOption(
+      new Option("--profile <name>", "timing of the mock engines")
+        .choices(["8b-h100", "70b-tp4-h100", "zero"])
+        .default("8b-h100"),
+    )
+    .addOption(new Option("--speed <factor>", "speed of the mock engines").argParser(positive).default(1))
+    .addOption(
+      new Option("--scheme <name>", "what prefix keys are made of")
+        .choices(["bytes", "tokens"])
+        .default("bytes"),
+    )
+    .option("--time-zone <zone>", "IANA zone in which chat templates print dates", "UTC")
+    .option("--log-decisions", "print every decision as Dynamo does")
+    .option("--json", "print what runs as one line of JSON");
+  return addSettings(command).addHelpText("after", HELP).action(run);
+}
+
+const HELP = `
+An engine: http://host:port[,events=tcp://host:port][,replay=tcp://host:port][,role=aggregated|prefill|decode]
+           [,id=NAME][,model=FOLDER][,api-key=KEY]
+  events, replay  where rank 0 publishes KV events and answers replays; rank r is at port + r.
+                  Left out: as the engine says, else its cache is predicted.
+  model           folder with tokenizer.json and chat template; left out: the folder the engine loaded, if it is here.
+  role            prefill workers take no whole requests.
+
+Examples:
+  kedge up
+  kedge up --mock 4 --router-mode round-robin
+  kedge up --engine http://127.0.0.1:8000,events=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558,model=./Qwen3-8B`;
+
+async function run(flags: Flags, command: Command): Promise<void> {
+  const config = configFrom(command);
+  const model: ModelSettings = { scheme: flags.scheme, timeZone: flags.timeZone };
+  const workers = flags.mock ?? (flags.engine.length === 0 ? DEFAULT_MOCKS : 0);
+  const started = stopSignal();
+  const running = startAllInOne({
+    config,
+    engines: flags.engine,
+    mock:
+      workers === 0
+        ? null
+        : { workers, profile: flags.profile, speed: flags.speed, blocks: null, streamInterval: 1 },
+    model,
+    logDecisions: flags.logDecisions ?? false,
+    log: (level, message) => {
+      if (level !== "info" || !flags.json)
+        console.error(level === "info" || level === "debug" ? message : `${level}: ${message}`);
+    },
+  });
+  const first = await Promise.race([running, started]);
+  if (first === undefined) {
+    // Stopped while engines were still awaited: what has started ends with this process's children.
+    void running
+      .then((all) => all.close())
+      .catch(() => undefined)
+      .finally(() => process.exit(130));
+    setTimeout(() => process.exit(130), 3_000).unref();
+    return;
+  }
+  console.log(flags.json ? JSON.stringify(summary(first)) : banner(first, config, workers > 0));
+  await started;
+  console.error("kedge: stopping; requests under way may finish (again to stop at once)");
+  await first.close();
+}
+
+/** Resolves at the first SIGINT or SIGTERM; a second one ends the process at once. */
+function stopSignal(): Promise<undefined> {
+  return new Promise((resolve) => {
+    let signals = 0;
+    const stop = (): void => {
+      signals += 1;
+      if (signals > 1) process.exit(130);
+      resolve(undefined);
+    };
+    process.on("SIGINT", stop);
+    process.on("SIGTERM", stop);
+  });
+}
+
+function summary({ url, engines, store }: AllInOne): object {
+  return { url, engines, models: servedNames(store) };
+}
+
+function servedNames(store: AllInOne["store"]): string[] {
+  return [...new Set(store.fleet().flatMap((row) => row.servedNames))];
+}
+
+function banner({ url, engines, store }: AllInOne, config: KedgeConfig, withMocks: boolean): string {
+  const [model = "MODEL"] = servedNames(store);
+  const lines = [
+    `kedge: gateway on ${url}, router mode ${config.router.mode}${config.router.kvEvents ? "" : ", without KV events"}`,
+    ...engines.map(({ worker, url: at, role, events }) => {
+      const cache = events === null ? "cache predicted" : `KV events ${events}`;
+      return `  ${worker.padEnd(12)} ${at}  ${role}  ${cache}`;
+    }),
+    "",
+    withMocks ? "Mock engines speak vLLM's protocols and make words up. Try:" : "Try:",
+    `  curl -sN ${url}/v1/chat/completions -H 'content-type: application/json' \\`,
+    `    -d '{"model":"${model}","stream":true,"messages":[{"role":"user","content":"Hello"}]}'`,
+  ];
+  if (config.explain) {
+    lines.push(
+      "And see how it was routed:",
+      `  curl -s ${url}/v1/route -d '{"model":"${model}","messages":[{"role":"user","content":"Hello"}]}'`,
+    );
+  }
+  if (!isLoopback(config.host) && config.apiKeyDigests.length === 0) {
+    lines.push(
+      "",
+      "No API keys are set: off loopback every service route answers 503. Set KEDGE_API_KEYS to SHA-256 digests.",
+    );
+  }
+  return lines.join("\n");
+}
+
+function whole(text: string): number {
+  if (!/^\d{1,3}$/.test(text)) throw new InvalidArgumentError("A whole number is expected.");
+  return Number(text);
+}
+
+function positive(text: string): number {
+  const value = Number(text);
+  if (!(value > 0) || !Number.isFinite(value))
+    throw new InvalidArgumentError("A number above 0 is expected.");
+  return value;
+}
