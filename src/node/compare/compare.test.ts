@@ -190,6 +190,7 @@ async function runPlan(over: Partial<ComparePlan>, stop = new AbortController())
         headers: { "x-kedge-router-mode": run.mode },
         salt: `${run.mode}-${run.seed}`,
         hostsGateway: true,
+        enginePids: [process.pid],
         close: async () => {
           fleets.closed++;
         },
@@ -223,6 +224,7 @@ describe("comparison", () => {
       expect(figures.perRung).toEqual({ exact: 12 });
       expect(machine.client.processCores).toBeGreaterThan(0);
       expect(machine.gateway).not.toBeNull();
+      if (process.platform === "linux") expect(machine.engineCores).toBeGreaterThan(0);
     }
     expect(report).toMatchObject({
       schema: "kedge.compare/1",

@@ -3,7 +3,7 @@
 import type { RunKey } from "./curve.ts";
 import type { Job, JobResult, WorkloadSpec } from "./job.ts";
 import type { Load } from "./load.ts";
-import { type MachineUse, meter } from "./machine.ts";
+import { type MachineUse, meter, processesMeter } from "./machine.ts";
 import type { Probe } from "./probe.ts";
 import type { Progress } from "./progress.ts";
 import { buildReport, type CompareReport, type MeasuredRun } from "./report.ts";
@@ -20,6 +20,8 @@ export interface Fleet {
   readonly salt: string;
   /** The gateway runs in this process. */
   readonly hostsGateway: boolean;
+  /** Engines on this machine whose CPU time is worth counting. */
+  readonly enginePids: readonly number[];
   close(): Promise<void>;
 }
 
@@ -111,27 +113,43 @@ async function measure(
   const fleet = await deps.openFleet(key);
   try {
     calibration.probed ??= await deps.probe(fleet);
-    let stopMeter: (() => MachineUse) | null = null;
-    let gateway: MachineUse | null = null;
+    const host = hostMeter(fleet);
     const result = await deps.runJob(jobOf(plan, key, fleet, calibration.probed), {
       signal: deps.signal,
       onProgress: deps.progress.update,
-      onWindow: (at) => {
-        if (!fleet.hostsGateway) return;
-        if (at === "start") stopMeter = meter();
-        else if (stopMeter !== null) gateway = stopMeter();
-      },
+      onWindow: host.onWindow,
     });
     if (result.exchanges.length === 0) return null;
     return {
       ...key,
       figures: figures(result, { speed: plan.speed, sloTtftMs: plan.sloTtftMs }),
-      machine: { busy: result.machine.busy, client: result.machine, gateway },
+      machine: { busy: result.machine.busy, client: result.machine, ...host.use },
     };
   } finally {
     deps.progress.note("stopping");
     await fleet.close();
   }
+}
+
+/** Gateway and engines within the measurement window. */
+function hostMeter(fleet: Fleet): {
+  onWindow(at: "start" | "end"): void;
+  readonly use: { gateway: MachineUse | null; engineCores: number | null };
+} {
+  const use: { gateway: MachineUse | null; engineCores: number | null } = { gateway: null, engineCores: null };
+  let stop: (() => void) | null = null;
+  return {
+    use,
+    onWindow: (at) => {
+      if (at === "end") return stop?.();
+      const gateway = fleet.hostsGateway ? meter() : null;
+      const engines = processesMeter(fleet.enginePids);
+      stop = () => {
+        use.gateway = gateway?.() ?? null;
+        use.engineCores = engines();
+      };
+    },
+  };
 }
 
 function jobOf(plan: ComparePlan, key: RunKey, fleet: Fleet, probed: Probe): Job {

@@ -2,7 +2,7 @@
 
 import { defineConfig, ROUTER_MODES } from "../../config/index.ts";
 import { KedgeError } from "../../errors/index.ts";
-import { startAllInOne } from "../all-in-one.ts";
+import { type AllInOneLog, startAllInOne } from "../all-in-one.ts";
 import type { Fleet } from "./compare.ts";
 import type { RunKey } from "./curve.ts";
 
@@ -35,15 +35,22 @@ function splitMode(mode: string): { router: string; suffix: string } {
 }
 
 /** A gateway in this process with mock engines as children, new for every run. */
-export async function startFleet(run: RunKey, options: OwnFleetOptions): Promise<Fleet> {
+export async function startFleet(run: RunKey, options: OwnFleetOptions, log: AllInOneLog): Promise<Fleet> {
   const { router, suffix } = splitMode(run.mode);
   const config = defineConfig({
     port: 0,
     explain: true,
     router: { mode: ROUTER_MODES.find((name) => name === router), kvEvents: suffix !== NO_EVENTS },
   });
-  const running = await startAllInOne({ config, mock: options });
-  return { url: running.url, headers: {}, salt: "", hostsGateway: true, close: () => running.close() };
+  const running = await startAllInOne({ config, mock: options, log });
+  return {
+    url: running.url,
+    headers: {},
+    salt: "",
+    hostsGateway: true,
+    enginePids: running.engines.flatMap((engine) => (engine.pid === null ? [] : [engine.pid])),
+    close: () => running.close(),
+  };
 }
 
 export interface LiveFleetOptions {
@@ -67,6 +74,7 @@ export function liveFleet(run: RunKey, options: LiveFleetOptions): Fleet {
     headers,
     salt: `${run.mode}-${run.seed}-${run.load}-${Date.now().toString(36)}`,
     hostsGateway: false,
+    enginePids: [],
     close: async () => {},
   };
 }

@@ -1,5 +1,6 @@
 /** How busy machine and process are while something is measured: on a saturated machine the figures are not about routing. */
 
+import { readFileSync } from "node:fs";
 import { cpus } from "node:os";
 import { monitorEventLoopDelay } from "node:perf_hooks";
 
@@ -44,4 +45,33 @@ function coreTimes(): { busy: number; total: number } {
     total += active + times.idle;
   }
   return { busy, total };
+}
+
+/** What /proc counts in; the same on every Linux that Node runs on. */
+const TICKS_PER_SECOND = 100;
+
+/** Starts counting other processes' CPU time; the returned function gives the cores they used, null where /proc does not tell. */
+export function processesMeter(pids: readonly number[]): () => number | null {
+  const startedMs = performance.now();
+  const before = cpuSeconds(pids);
+  return () => {
+    const after = cpuSeconds(pids);
+    if (before === null || after === null) return null;
+    return ((after - before) * 1000) / Math.max(1, performance.now() - startedMs);
+  };
+}
+
+function cpuSeconds(pids: readonly number[]): number | null {
+  let ticks = 0;
+  try {
+    for (const pid of pids) {
+      const stat = readFileSync(`/proc/${pid}/stat`, "utf8");
+      // Fields count from behind the command, which may hold blanks: utime and stime are the 12th and 13th after it.
+      const fields = stat.slice(stat.lastIndexOf(")") + 2).split(" ");
+      ticks += Number(fields[11]) + Number(fields[12]);
+    }
+  } catch {
+    return null;
+  }
+  return pids.length === 0 ? null : ticks / TICKS_PER_SECOND;
 }

@@ -11,6 +11,8 @@ export interface ProgressStream {
 export interface Progress {
   runStarts(number: number, of: number, name: string): void;
   note(what: string): void;
+  /** A line that stays. */
+  say(what: string): void;
   update(progress: LoadProgress): void;
   runEnds(summary: string): void;
   /** Leaves the terminal's line clean. */
@@ -33,6 +35,10 @@ export function progress(stream: ProgressStream, now: () => number): Progress {
       rewrite(`${label}: starting`);
     },
     note: (what) => rewrite(`${label}: ${what}`),
+    say: (what) => {
+      rewrite("");
+      stream.write(`${what}\n`);
+    },
     update: ({ phase, done, total, inFlight, errors }) => {
       const failed = errors > 0 ? `, ${errors} errors` : "";
       rewrite(
@@ -51,6 +57,7 @@ export function progress(stream: ProgressStream, now: () => number): Progress {
 export const SILENT: Progress = {
   runStarts: () => {},
   note: () => {},
+  say: () => {},
   update: () => {},
   runEnds: () => {},
   close: () => {},

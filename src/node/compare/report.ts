@@ -12,6 +12,8 @@ export interface MachineFigures {
   readonly client: MachineUse;
   /** Gateway and agent; null on a live fleet, where they are another process's. */
   readonly gateway: MachineUse | null;
+  /** Cores that the engine processes used; null where unknown. */
+  readonly engineCores: number | null;
 }
 
 export interface MeasuredRun extends Run {

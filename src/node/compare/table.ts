@@ -25,52 +25,33 @@ function headline(report: CompareReport): string {
   return `${clock}; ${seeds === 1 ? "one seed" : `medians of ${seeds} seeds`}; hits as % of prompt tokens`;
 }
 
-const HEAD = [
-  [
-    "load",
-    "mode",
-    "TTFT",
-    "",
-    "",
-    "",
-    "ITL",
-    "",
-    "",
-    "out",
-    "req/s",
-    "hit %",
-    "",
-    "pred−rep",
-    "busiest",
-    "in SLO",
-    "err",
-    "cpu",
-  ],
-  [
-    "",
-    "",
-    "mean",
-    "p50",
-    "p90",
-    "p99",
-    "mean",
-    "p50",
-    "p99",
-    "tok/s",
-    "",
-    "pred",
-    "rep",
-    "%",
-    "worker",
-    "%",
-    "",
-    "%",
-  ],
+/** Column titles in two lines. */
+const COLUMNS: readonly (readonly [string, string])[] = [
+  ["load", ""],
+  ["mode", ""],
+  ["TTFT", "mean"],
+  ["", "p50"],
+  ["", "p90"],
+  ["", "p99"],
+  ["ITL", "mean"],
+  ["", "p50"],
+  ["", "p99"],
+  ["out", "tok/s"],
+  ["req/s", ""],
+  ["hit %", "pred"],
+  ["", "rep"],
+  ["pred−rep", "%"],
+  ["busiest", "worker"],
+  ["in SLO", "%"],
+  ["err", ""],
+  ["cpu", "%"],
+  ["own", "cores"],
 ];
 
 function curveRows(report: CompareReport): string[][] {
   return [
-    ...HEAD,
+    COLUMNS.map(([title]) => title),
+    COLUMNS.map(([, unit]) => unit),
     ...report.curve.map((point) => [
       String(point.load),
       point.mode,
@@ -84,17 +65,24 @@ function curveRows(report: CompareReport): string[][] {
       point.imbalance === null ? "–" : `×${point.imbalance.toFixed(2)}`,
       percent(point.withinSlo),
       String(point.errors),
-      percent(busiest(report.runs, point)),
+      ...cpu(report.runs, point),
     ]),
   ];
 }
 
-/** The busiest of a point's runs: one saturated run spoils a median. */
-function busiest(runs: readonly MeasuredRun[], point: CurvePoint): number | null {
-  const busy = runs
-    .filter((run) => run.mode === point.mode && run.load === point.load)
-    .map((run) => run.machine.busy);
-  return busy.length === 0 ? null : Math.max(...busy);
+/** Of a point's busiest run, for one saturated run spoils a median: all cores of the machine, and cores used by gateway, engines and client. */
+function cpu(runs: readonly MeasuredRun[], point: CurvePoint): [string, string] {
+  const machines = runs.filter((run) => run.mode === point.mode && run.load === point.load).map((run) => run.machine);
+  const own = machines.map((m) =>
+    m.gateway === null || m.engineCores === null
+      ? null
+      : m.gateway.processCores + m.engineCores + m.client.processCores,
+  );
+  const known = own.filter((cores) => cores !== null);
+  return [
+    percent(Math.max(...machines.map((machine) => machine.busy))),
+    number(known.length === 0 ? null : Math.max(...known), 2),
+  ];
 }
 
 function gainLines(report: CompareReport): string[] {
