@@ -3,9 +3,9 @@
 import { readFileSync } from "node:fs";
 import { Command, InvalidArgumentError } from "commander";
 import { KedgeError } from "../../errors/index.ts";
+import type { AllInOneLog } from "../all-in-one.ts";
 import { type ComparePlan, compare, type Fleet } from "../compare/compare.ts";
 import type { RunKey } from "../compare/curve.ts";
-import type { AllInOneLog } from "../all-in-one.ts";
 import { checkMode, liveFleet, startFleet } from "../compare/fleet.ts";
 import { type Probe, probe } from "../compare/probe.ts";
 import { type Progress, progress, SILENT } from "../compare/progress.ts";

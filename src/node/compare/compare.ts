@@ -136,7 +136,10 @@ function hostMeter(fleet: Fleet): {
   onWindow(at: "start" | "end"): void;
   readonly use: { gateway: MachineUse | null; engineCores: number | null };
 } {
-  const use: { gateway: MachineUse | null; engineCores: number | null } = { gateway: null, engineCores: null };
+  const use: { gateway: MachineUse | null; engineCores: number | null } = {
+    gateway: null,
+    engineCores: null,
+  };
   let stop: (() => void) | null = null;
   return {
     use,

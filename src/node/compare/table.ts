@@ -72,7 +72,9 @@ function curveRows(report: CompareReport): string[][] {
 
 /** Of a point's busiest run, for one saturated run spoils a median: all cores of the machine, and cores used by gateway, engines and client. */
 function cpu(runs: readonly MeasuredRun[], point: CurvePoint): [string, string] {
-  const machines = runs.filter((run) => run.mode === point.mode && run.load === point.load).map((run) => run.machine);
+  const machines = runs
+    .filter((run) => run.mode === point.mode && run.load === point.load)
+    .map((run) => run.machine);
   const own = machines.map((m) =>
     m.gateway === null || m.engineCores === null
       ? null
