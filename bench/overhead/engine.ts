@@ -19,12 +19,28 @@ const models = JSON.stringify({
   data: [{ id: model, object: "model", created: 0, owned_by: "bench" }],
 });
 
+/** What gateways and agents ask of an engine before they use it. */
+const PAGES: Readonly<Record<string, { readonly type: string; readonly body: string }>> = {
+  "/v1/models": { type: "application/json", body: models },
+  "/version": { type: "application/json", body: '{"version":"0.32.0"}' },
+  "/metrics": {
+    type: "text/plain; version=0.0.4",
+    body: [
+      `vllm:cache_config_info{block_size="16",num_gpu_blocks="100000",engine="0"} 1`,
+      `vllm:num_requests_running{engine="0",model_name="${model}"} 0`,
+      `vllm:num_requests_waiting{engine="0",model_name="${model}"} 0`,
+      "",
+    ].join("\n"),
+  },
+};
+
 const server = createServer(
   { noDelay: true, keepAlive: true, keepAliveTimeout: 120_000 },
   (request, response) => {
     if (request.method !== "POST") {
-      response.writeHead(200, { "content-type": "application/json" });
-      response.end(request.url === "/v1/models" ? models : "{}");
+      const page = PAGES[request.url ?? ""] ?? { type: "application/json", body: "{}" };
+      response.writeHead(200, { "content-type": page.type });
+      response.end(page.body);
       return;
     }
     let tail = "";

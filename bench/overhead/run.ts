@@ -5,7 +5,7 @@ import { once } from "node:events";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
 import type { LoadJob, LoadResult } from "./protocol.ts";
-import { startNode, startPeers, type Target } from "./targets.ts";
+import { startEngine, startKedge, startPeers, type Target } from "./targets.ts";
 
 const HELP = `Usage: node bench/overhead/run.ts [options]
 
@@ -164,17 +164,11 @@ async function main(): Promise<void> {
     console.log(HELP);
     return;
   }
-  const engine = await startNode("direct", "engine.ts", [
-    settings.events,
-    MODEL,
-    settings.burst ? "burst" : "turns",
-  ]);
+  const engine = await startEngine(settings.events, MODEL, settings.burst);
   const engineUrl = `http://127.0.0.1:${engine.port}`;
-  const profiling =
-    settings.profile === undefined ? [] : ["--cpu-prof", `--cpu-prof-dir=${settings.profile}`];
   const targets: Target[] = [engine];
   try {
-    targets.push(await startNode("kedge", "kedge.ts", [engineUrl, MODEL], profiling));
+    targets.push(await startKedge(engineUrl, settings.profile));
     if (settings.peers !== "")
       targets.push(...(await startPeers({ engineUrl, model: MODEL, bin: settings.peers })));
     const figures = await measure(targets, settings);

@@ -17,18 +17,32 @@ export interface Target {
 const START_TIMEOUT_MS = 60_000;
 const here = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
-/** A Node child of this benchmark that prints its port. */
-export async function startNode(
+/** A Node child that prints where it listens: a port, or a line of JSON with a URL. */
+async function startNode(
   name: string,
   script: string,
   args: readonly string[],
-  nodeFlags: readonly string[] = [],
-): Promise<Target> {
-  const child = spawn(process.execPath, [...nodeFlags, here(script), ...args], {
+  flags: readonly string[] = [],
+) {
+  const child = spawn(process.execPath, [...flags, here(script), ...args], {
     stdio: ["ignore", "pipe", "inherit", "ipc"],
   });
   const [line] = (await once(child.stdout!, "data")) as [Buffer];
-  return { name, port: Number(line.toString().trim()), stop: () => stop(child) };
+  const text = line.toString().trim();
+  const port = text.startsWith("{") ? new URL((JSON.parse(text) as { url: string }).url).port : text;
+  return { name, port: Number(port), stop: () => stop(child) };
+}
+
+export function startEngine(events: string, model: string, burst: boolean): Promise<Target> {
+  return startNode("direct", "engine.ts", [events, model, burst ? "burst" : "turns"]);
+}
+
+/** `kedge up` as anybody runs it: gateway, view, agent and ingress in one process; keys by the mock's model files. */
+export function startKedge(engineUrl: string, profileFolder: string | undefined): Promise<Target> {
+  const model = here("../../gpu-agent/engines/mock/model");
+  const flags = profileFolder === undefined ? [] : ["--cpu-prof", `--cpu-prof-dir=${profileFolder}`];
+  const args = ["up", "--json", "--port", "0", "--no-explain", "--engine", `${engineUrl},model=${model}`];
+  return startNode("kedge", "../../src/node/cli/main.ts", args, flags);
 }
 
 export interface PeerContext {

@@ -141,15 +141,31 @@ class OverlapReader {
     const index = this.bySlot.get(slot);
     const { chain, salted } = this.prompt;
     if (index === undefined || chain === null) return 0;
-    const { lookup } = this;
+    const { lookup, feed } = this;
     const confirmed = hearsEvents(row, salted, this.config) ? lookup.confirmedDepth[index]! : 0;
-    const trusted = heldDepth(row, confirmed, 0, this.feed);
+    const trusted = heldDepth(row, confirmed, 0, feed);
     const predicted = lookup.predictedDepth[index]!;
-    const tokens = Math.max(
-      this.usable(chain, trusted, lookup.confirmedTokens[index]!, row.blockSize),
-      this.usable(chain, predicted, lookup.predictedTokens[index]!, row.blockSize),
-    );
-    return tokens / row.blockSize;
+    const known =
+      trusted === 0 ? 0 : this.usable(chain, trusted, lookup.confirmedTokens[index]!, row.blockSize);
+    // Where events reach as deep as the prediction, they know better.
+    if (predicted <= trusted) return known / row.blockSize;
+    const guessed = this.usable(chain, predicted, this.tokensAt(chain, predicted), row.blockSize);
+    return Math.max(known, guessed) / row.blockSize;
+  }
+
+  /** Tokens up to a depth that nobody has counted: the deepest count at or before it, and an estimate of the rest. */
+  private tokensAt(chain: PrefixChain, depth: number): number {
+    if (chain.scheme === "tokens") return depth * chain.unitSize;
+    const { lookup, prompt } = this;
+    let countedDepth = 0;
+    let counted = 0;
+    for (let i = 0; i < lookup.count; i++) {
+      const at = lookup.confirmedDepth[i]!;
+      if (at <= countedDepth || at > depth) continue;
+      countedDepth = at;
+      counted = lookup.confirmedTokens[i]!;
+    }
+    return counted + ((depth - countedDepth) * chain.unitSize) / prompt.bytesPerToken;
   }
 
   /**
@@ -157,7 +173,6 @@ class OverlapReader {
    * prompt's last token, which lies inside only if the deepest key ends where the prompt does, and reuses whole blocks.
    */
   private usable(chain: PrefixChain, depth: number, heldTokens: number, blockSize: number): number {
-    if (depth === 0) return 0;
     const endsThere = chain.complete && depth * chain.unitSize === chain.unitCount;
     const tokens = endsThere ? heldTokens - 1 : heldTokens;
     return Math.floor(Math.max(0, tokens) / blockSize) * blockSize;

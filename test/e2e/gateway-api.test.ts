@@ -4,6 +4,8 @@ import { createHash } from "node:crypto";
 import { once } from "node:events";
 import { request as httpRequest, type IncomingMessage } from "node:http";
 import { afterEach, describe, expect, it } from "vitest";
+import { createHasher } from "../../src/prefix/hasher.ts";
+import { createPromptKeyer } from "../../src/prefix/prompt-keyer.ts";
 import {
   CARD,
   eventually,
@@ -258,25 +260,46 @@ describe("routing", () => {
     for (let i = 0; i < 8; i++) {
       const again = await call("/v1/chat/completions", { body: chat(`${LONG} question ${i}`) });
       expect(again.headers.get("x-kedge-worker")).toBe(worker);
-      expect(Number(again.headers.get("x-kedge-overlap-tokens"))).toBeGreaterThan(300);
+      expect(Number(again.headers.get("x-kedge-overlap-tokens"))).toBeGreaterThan(100);
     }
   });
 
-  it("follows confirmed holders, rounds to the worker's block and never counts the last token", async () => {
+  it("takes a holder's own count, rounded to the worker's block, and never counts a prompt's last token", async () => {
     const { call, fleet } = await setUp(["a", "b"]);
-    const keyed = await fleet.app.request("/v1/route", {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(chat(LONG)),
-    });
-    const { prompt } = await keyed.json();
-    await call("/v1/chat/completions", { body: chat(LONG), headers: { "x-kedge-worker": "b" } });
-    expect(fleet.plans[0]!.worker).toBe("b");
-    const route = await (await call("/v1/route", { body: chat(LONG) })).json();
-    expect(route.chosen).toEqual({ worker: "b", rank: 0 });
-    expect(route.overlap_tokens % 16).toBe(0);
-    expect(route.overlap_tokens).toBeLessThan(route.prompt.tokens);
-    expect(prompt).toMatchObject({ scheme: "bytes", unit_size: 128, complete: true, tokens_estimated: true });
+    const hasher = await createHasher();
+    const keyer = createPromptKeyer({ hasher, card: CARD });
+    // 1,024 bytes of prompt text, so that the last key ends where the prompt does.
+    const prompt = LONG.slice(0, 1_024);
+    const chain = keyer.keysOf(
+      { kind: "text", text: prompt, complete: true, addSpecial: true },
+      { model: MODEL, adapter: null, salt: null },
+    )!;
+    expect(chain.keys).toHaveLength(8);
+    const hold = (worker: string, sequence: number, tokens: number[]) =>
+      fleet.store.apply([
+        {
+          ...registration(worker),
+          sequence,
+          ops: [
+            {
+              op: "store",
+              tier: "device",
+              root: chain.root,
+              parent: null,
+              keys: chain.keys.slice(0, tokens.length),
+              tokens: Uint32Array.from(tokens),
+            },
+          ],
+        },
+      ]);
+    const route = async () => (await call("/v1/route", { body: { model: MODEL, prompt } })).json();
+    hold("b", 1, [30, 60, 95]);
+    expect(await route()).toMatchObject({ chosen: { worker: "b" }, overlap_tokens: 80, rung: "exact" });
+    hold("a", 1, [30, 60, 90, 120, 150, 180, 210, 240]);
+    expect(await route()).toMatchObject({ chosen: { worker: "a" }, overlap_tokens: 224 });
+    const { ranking, prompt: described } = await route();
+    expect(ranking.map((one: { overlap_blocks: number }) => one.overlap_blocks)).toEqual([14, 5]);
+    expect(described.tokens).toBe(240);
   });
 
   it("keys by salt and adapter: neither sees the other's prefix", async () => {
