@@ -5,6 +5,7 @@ import { Agent, type AgentStatus, type EngineSpec } from "../../gpu-agent/agent.
 import { MODEL_DIR } from "../../gpu-agent/engines/mock/index.ts";
 import { Ingress } from "../../gpu-agent/ingress/index.ts";
 import type { KedgeConfig } from "../config/index.ts";
+import { KedgeError } from "../errors/index.ts";
 import { InProcessBus } from "../events/in-process.ts";
 import { createGateway } from "../gateway/index.ts";
 import { Indexer } from "../indexer/index.ts";
@@ -17,7 +18,11 @@ import { MOCK_MODEL, type MockFleetOptions, type MockProcess, startMockFleet } f
 import { type LoadedModel, loadModel, loadModels, type ModelSettings } from "./models.ts";
 import { type ServedGateway, serveGateway } from "./server.ts";
 
-export type AllInOneLog = (level: "debug" | "info" | "warn" | "error", message: string) => void;
+export type AllInOneLog = (
+  level: "debug" | "info" | "warn" | "error",
+  message: string,
+  fields?: Readonly<Record<string, unknown>>,
+) => void;
 
 export interface AllInOneOptions {
   readonly config: KedgeConfig;
@@ -57,7 +62,7 @@ const REASSERTS_PER_HORIZON = 4;
 
 /**
  * Resolves when the gateway listens and every engine serves.
- * Errors: `config_invalid`, `engine_mismatch`, `upstream_unreachable`, EADDRINUSE; what was started is ended before.
+ * Errors: `config_invalid`, `engine_mismatch`, `upstream_unreachable`; what was started is ended before.
  */
 export async function startAllInOne(options: AllInOneOptions): Promise<AllInOne> {
   const closers: (() => Promise<void> | void)[] = [];
@@ -172,14 +177,18 @@ async function serve(
     clock: monotonicClock,
     random,
     log: {
-      warn: (message, fields) => log("warn", fields ? `${message} ${JSON.stringify(fields)}` : message),
+      warn: (message, fields) => log("warn", message, fields),
       ...(logDecisions && { debug: (message: string) => log("debug", message) }),
     },
     registry: new Registry(),
     isServing: () => serving,
   });
   const { host, port, limits } = config;
-  const served = await serveGateway({ app, host, port, drainTimeoutMs: limits.drainTimeoutMs });
+  const served = await serveGateway({ app, host, port, drainTimeoutMs: limits.drainTimeoutMs }).catch(
+    (thrown) => {
+      throw cannotListen(thrown, host, port);
+    },
+  );
   return {
     url: served.url,
     close: () => {
@@ -187,6 +196,19 @@ async function serve(
       return served.close();
     },
   };
+}
+
+/** The two that users meet, with what to do; the rest as the system says it. */
+function cannotListen(thrown: NodeJS.ErrnoException, host: string, port: number): KedgeError {
+  const reasons: Readonly<Record<string, string>> = {
+    EADDRINUSE: `port ${port} is in use; choose another with --port`,
+    EACCES: `port ${port} needs more rights; choose one above 1023 with --port`,
+  };
+  const reason = reasons[thrown.code ?? ""] ?? thrown.message;
+  return new KedgeError("config_invalid", `Cannot listen on ${host}: ${reason}.`, {
+    cause: thrown,
+    param: "port",
+  });
 }
 
 async function modelsOf(options: AllInOneOptions, withMocks: boolean): Promise<LoadedModel[]> {

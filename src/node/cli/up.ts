@@ -4,7 +4,6 @@ import { Command, InvalidArgumentError, Option } from "commander";
 import { isLoopback, type KedgeConfig } from "../../config/index.ts";
 import { type AllInOne, startAllInOne } from "../all-in-one.ts";
 import { type EngineOption, parseEngineOption } from "../engine-option.ts";
-import type { ModelSettings } from "../models.ts";
 import { addSettings, configFrom } from "./settings.ts";
 
 interface Flags {
@@ -19,6 +18,7 @@ interface Flags {
 }
 
 const DEFAULT_MOCKS = 2;
+const ABANDON_MS = 3_000;
 
 export function upCommand(): Command {
   const command = new Command("up")
@@ -68,37 +68,36 @@ Examples:
 
 async function run(flags: Flags, command: Command): Promise<void> {
   const config = configFrom(command);
-  const model: ModelSettings = { scheme: flags.scheme, timeZone: flags.timeZone };
   const workers = flags.mock ?? (flags.engine.length === 0 ? DEFAULT_MOCKS : 0);
-  const started = stopSignal();
-  const running = startAllInOne({
+  const { profile, speed, scheme, timeZone } = flags;
+  const stopped = stopSignal();
+  const starting = startAllInOne({
     config,
     engines: flags.engine,
-    mock:
-      workers === 0
-        ? null
-        : { workers, profile: flags.profile, speed: flags.speed, blocks: null, streamInterval: 1 },
-    model,
+    mock: workers === 0 ? null : { workers, profile, speed, blocks: null, streamInterval: 1 },
+    model: { scheme, timeZone },
     logDecisions: flags.logDecisions ?? false,
-    log: (level, message) => {
-      if (level !== "info" || !flags.json)
-        console.error(level === "info" || level === "debug" ? message : `${level}: ${message}`);
-    },
+    log: logLine,
   });
-  const first = await Promise.race([running, started]);
-  if (first === undefined) {
-    // Stopped while engines were still awaited: what has started ends with this process's children.
-    void running
-      .then((all) => all.close())
-      .catch(() => undefined)
-      .finally(() => process.exit(130));
-    setTimeout(() => process.exit(130), 3_000).unref();
-    return;
-  }
-  console.log(flags.json ? JSON.stringify(summary(first)) : banner(first, config, workers > 0));
-  await started;
+  const running = await Promise.race([starting, stopped]);
+  if (running === undefined) return abandon(starting);
+  console.log(flags.json ? JSON.stringify(summary(running)) : banner(running, config, workers > 0));
+  await stopped;
   console.error("kedge: stopping; requests under way may finish (again to stop at once)");
-  await first.close();
+  await running.close();
+}
+
+/** Stopped while engines were still awaited: ends what has come up by then. */
+async function abandon(starting: Promise<AllInOne>): Promise<void> {
+  setTimeout(() => process.exit(130), ABANDON_MS).unref();
+  await starting.then((running) => running.close()).catch(() => undefined);
+  process.exit(130);
+}
+
+/** Standard error, so that standard output stays the banner or the JSON. */
+function logLine(level: string, message: string, fields: Readonly<Record<string, unknown>> = {}): void {
+  const facts = Object.entries(fields).map(([name, value]) => ` ${name}=${String(value)}`);
+  console.error(`${level === "debug" || level === "info" ? "" : `${level}: `}${message}${facts.join("")}`);
 }
 
 /** Resolves at the first SIGINT or SIGTERM; a second one ends the process at once. */
@@ -139,7 +138,8 @@ function banner({ url, engines, store }: AllInOne, config: KedgeConfig, withMock
   if (config.explain) {
     lines.push(
       "And see how it was routed:",
-      `  curl -s ${url}/v1/route -d '{"model":"${model}","messages":[{"role":"user","content":"Hello"}]}'`,
+      `  curl -s ${url}/v1/route -H 'content-type: application/json' \\`,
+      `    -d '{"model":"${model}","messages":[{"role":"user","content":"Hello"}]}'`,
     );
   }
   if (!isLoopback(config.host) && config.apiKeyDigests.length === 0) {
