@@ -61,7 +61,7 @@ export class RankPublisher {
   #nextRegistrationMs: number;
   #walk: Walk | null = null;
   #nextWalkMs: number;
-  /** Block size confirmed by an event. */
+  /** Block size confirmed by an event of this life. */
   #confirmed = false;
   readonly #voided = new Map<VoidReason, number>();
   readonly #skipped = new Map<string, number>();
@@ -190,6 +190,7 @@ export class RankPublisher {
     this.#mirror = this.#newMirror();
     this.#sequence = 0;
     this.#heard = false;
+    this.#confirmed = false;
     this.#walk = null;
     this.#nextWalkMs = this.#firstWalkMs();
     this.#registration = { ...this.#registration, incarnation: this.#options.newIncarnation() };
@@ -260,7 +261,7 @@ export class RankPublisher {
 }
 
 /** Cuts operations into lists of at most `most` keys, in order; a long one is cut where it must be and stays prefix-closed. */
-export function* inBatches(ops: readonly KvOp[], most: number): Generator<KvOp[], void, void> {
+function* inBatches(ops: readonly KvOp[], most: number): Generator<KvOp[], void, void> {
   let part: KvOp[] = [];
   let room = most;
   for (const op of ops) {

@@ -189,6 +189,7 @@ export class EngineWorker {
     const facts = factsOf(this.spec, this.#options.models, discovery);
     this.#discovery = discovery;
     this.#blockSize = facts.blockSize;
+    this.#fault = null;
     this.#ranks = [];
     for (let rank = 0; rank < facts.dpSize; rank++) await this.#beginRank(rank, facts);
     if (this.#isStopped()) {
@@ -272,7 +273,7 @@ export class EngineWorker {
     if (this.#isStopped()) return;
     if (!healthy) {
       this.#failures++;
-      if (this.#failures >= (this.#options.lostAfter ?? 3)) this.#lose();
+      if (this.#failures >= (this.#options.lostAfter ?? 3)) this.#lose("is lost");
       return;
     }
     this.#failures = 0;
@@ -286,11 +287,15 @@ export class EngineWorker {
   }
 
   #scrape(figures: EngineFigures): void {
-    const before = this.#discovery?.figures.processStartSeconds ?? null;
-    const restarted =
-      before !== null && figures.processStartSeconds !== null && figures.processStartSeconds !== before;
+    const before = this.#discovery?.figures;
     if (this.#discovery !== null) this.#discovery = { ...this.#discovery, figures };
-    if (restarted) this.#noteRestart();
+    if (before !== undefined && isOtherProcess(before, figures)) {
+      if (before.blockSize !== figures.blockSize || before.totalBlocks !== figures.totalBlocks) {
+        this.#lose("was restarted with another cache");
+        return;
+      }
+      this.#noteRestart();
+    }
     const capacity = blocksPerRank(figures, this.#ranks.length);
     for (const [number, { cacheUsage, running, waiting }] of figures.ranks) {
       const activeBlocks =
@@ -316,8 +321,9 @@ export class EngineWorker {
       publisher.update({ servedNames: [...servedNames, ...adapters], adapters });
   }
 
-  #lose(): void {
-    this.#options.log("error", `the engine at ${this.spec.url} is lost`, { worker: this.spec.id });
+  /** What was known of the engine is void; when it answers it is found anew. */
+  #lose(why: string): void {
+    this.#options.log("error", `the engine at ${this.spec.url} ${why}`, { worker: this.spec.id });
     this.#retire();
     this.#state = "lost";
   }
@@ -345,6 +351,11 @@ export class EngineWorker {
   #isStopped(): boolean {
     return this.#state === "stopped";
   }
+}
+
+function isOtherProcess(before: EngineFigures, now: EngineFigures): boolean {
+  const starts = [before.processStartSeconds, now.processStartSeconds];
+  return !starts.includes(null) && starts[0] !== starts[1];
 }
 
 function statusOf({ publisher, stream }: Rank, rank: number): RankStatus {

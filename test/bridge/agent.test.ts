@@ -258,6 +258,17 @@ describe("while it runs", () => {
     expect(agent.status().workers[0]!.ranks[0]!.voided).toEqual({ restart: 1 });
   });
 
+  test("an engine that comes back with another block size is found anew", async () => {
+    const http = await httpEngine();
+    const engine = await engineWith();
+    const agent = agentFor([specOf(http, { events: engine.endpoint, replay: engine.replayEndpoint! })]);
+    await agent.start();
+    http.metrics = metricsText({ startSeconds: 1.8e9, blockSize: 32 });
+    await until(() => registrations.at(-1)!.blockSize === 32, "the new size");
+    await until(() => agent.status().workers[0]!.state === "serving", "service");
+    expect([retirements.length, agent.status().workers[0]!.fault]).toEqual([1, null]);
+  });
+
   test("whoever drops a cache says so, and the view knows at once", async () => {
     const http = await httpEngine();
     const engine = await engineWith();

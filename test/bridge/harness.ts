@@ -215,8 +215,12 @@ function floorTo(value: number, unit: number): number {
   return Math.max(0, Math.floor(value / unit) * unit);
 }
 
+export function fixture(path: string): string {
+  return readFileSync(new URL(`../fixtures/${path}`, import.meta.url), "utf8");
+}
+
 export function jsonLines<T>(path: string): T[] {
-  return readFileSync(new URL(`../fixtures/${path}`, import.meta.url), "utf8")
+  return fixture(path)
     .split("\n")
     .filter((line) => line !== "")
     .map((line) => JSON.parse(line) as T);

@@ -2,10 +2,11 @@
 
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { pack } from "msgpackr";
 import { beforeAll, describe, expect, test } from "vitest";
 import { createHasher, type Hasher } from "../../src/prefix/hasher.ts";
 import { type Vocabulary, vocabularyFromTokenizerJson } from "../../src/prefix/vocabulary.ts";
-import { Bridge, bytesScheme, frameOf, jsonLines, type Scheme, tokensScheme } from "./harness.ts";
+import { Bridge, bytesScheme, fixture, frameOf, jsonLines, type Scheme, tokensScheme } from "./harness.ts";
 
 let hasher: Hasher;
 let vocabulary: Vocabulary;
@@ -167,6 +168,31 @@ interface TraceLine {
   readonly copies_held_after: number;
   readonly held_blocks_with_absent_parent_after: number;
 }
+
+interface CachedTokensRow {
+  readonly prompt_tokens: number;
+  readonly cached_tokens: readonly number[];
+  readonly cached_tokens_when_extended_by_40: number;
+}
+
+test("cached-tokens-block-16.json: prompts of every length around a block's end, repeated and extended", () => {
+  const { rows } = JSON.parse(fixture("vllm/kv-events/cached-tokens-block-16.json")) as {
+    rows: CachedTokensRow[];
+  };
+  for (const row of rows) {
+    const ids = Array.from({ length: row.prompt_tokens + 40 }, (_, i) => 1_000 + i);
+    const prompt = ids.slice(0, row.prompt_tokens);
+    const whole = Math.floor(prompt.length / 16);
+    const hashes = Array.from({ length: whole }, (_, i) => i + 1);
+    const bridge = new Bridge({ scheme: tokensScheme(hasher) });
+    expect(bridge.predict(prompt)).toBe(row.cached_tokens[0]);
+    if (whole > 0)
+      bridge.live(0, pack([1, [["BlockStored", hashes, null, prompt.slice(0, whole * 16), 16, null]], 0]));
+    expect(bridge.predict(prompt), `${row.prompt_tokens} again`).toBe(row.cached_tokens[1]);
+    expect(bridge.predict(ids), `${row.prompt_tokens} extended`).toBe(row.cached_tokens_when_extended_by_40);
+  }
+  expect(rows.length).toBeGreaterThan(10);
+});
 
 /** All 157 requests of the trace: predicted, then fed. */
 function runTrace(

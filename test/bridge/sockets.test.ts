@@ -1,13 +1,24 @@
 /** Real ZMQ sockets between engine and bridge: whatever happens to either, the index ends up equal to the engine's own block table. */
 
 import { afterEach, beforeAll, describe, expect, test } from "vitest";
+import { Publisher, Router } from "zeromq";
 import { decodeBatch } from "../../gpu-agent/bridge/decode.ts";
 import { RankPublisher } from "../../gpu-agent/bridge/publisher.ts";
 import { RankStream } from "../../gpu-agent/bridge/stream.ts";
 import { createHasher, type Hasher } from "../../src/prefix/hasher.ts";
 import type { MemoryStore } from "../../src/store/memory/index.ts";
-import { depthIn, MODEL, newBus, registration, type Scheme, tokensScheme, viewOf } from "./harness.ts";
-import { BLOCK_SIZE, TestEngine, type TestEngineOptions, until } from "./test-engine.ts";
+import {
+  Bridge,
+  depthIn,
+  jsonLines,
+  MODEL,
+  newBus,
+  registration,
+  type Scheme,
+  tokensScheme,
+  viewOf,
+} from "./harness.ts";
+import { BLOCK_SIZE, LOOPBACK, TestEngine, type TestEngineOptions, until } from "./test-engine.ts";
 
 let hasher: Hasher;
 let scheme: Scheme;
@@ -114,6 +125,63 @@ describe("forms of the wire", () => {
     await engine.publish([engine.store(null, [1, 2]).event]);
     await caughtUp(engine, bridge);
     expectSameAsTable(engine, bridge);
+  });
+});
+
+describe("plain addresses", () => {
+  test("a free one of this machine is bound: the engine connects to it", async () => {
+    const probe = await TestEngine.start({ replay: null });
+    const address = probe.endpoint;
+    probe.close();
+    const bridge = await bridgeTo(address, null);
+    const engine = await engineWith({ connectTo: address, replay: null });
+    await joined(engine, bridge);
+    await engine.publish([engine.store(null, [1, 2]).event]);
+    await caughtUp(engine, bridge);
+    expectSameAsTable(engine, bridge);
+  });
+
+  test("one that cannot be an address is an error that says so", async () => {
+    await expect(bridgeTo("nonsense", null)).rejects.toMatchObject({
+      code: "config_invalid",
+      param: "events",
+    });
+  });
+});
+
+interface RecordedReplay {
+  readonly step: string;
+  readonly received?: readonly { readonly frames_b64: readonly string[] }[];
+}
+
+describe("recorded answers of the replay socket, frame by frame", () => {
+  test.each([
+    ["vllm/kv-events/replay.jsonl", "from-0"],
+    ["vllm/v0.23.0/replay.jsonl", "replay-from-0"],
+  ])("%s", async (file, step) => {
+    const recorded = jsonLines<RecordedReplay>(file).find((line) => line.step === step)!;
+    const answers = recorded.received!.map(({ frames_b64: frames }) =>
+      frames.map((frame) => Buffer.from(frame, "base64")),
+    );
+    const publisher = new Publisher({ linger: 0 });
+    const router = new Router({ linger: 0 });
+    await publisher.bind(LOOPBACK);
+    await router.bind(LOOPBACK);
+    open.push(publisher, router);
+    const bridge = await bridgeTo(publisher.lastEndpoint!, router.lastEndpoint);
+    const [peer, delimiter, start] = await router.receive();
+    expect([delimiter!.length, start]).toEqual([0, Buffer.alloc(8)]);
+    for (const frames of answers) await router.send([peer!, ...frames]);
+
+    const expected = new Bridge({ scheme });
+    for (const frames of answers.slice(0, -1)) {
+      expected.live(Number(frames.at(-2)!.readBigUInt64BE()), frames.at(-1)!);
+    }
+    const last = expected.sequencer.watermark;
+    expect(last).toBeGreaterThan(0);
+    await until(() => bridge.stream.watermark === last, "the end of the replay");
+    expect(bridge.publisher.mirror.heldBlocks()).toEqual(expected.publisher.mirror.heldBlocks());
+    expect(bridge.publisher.mirror.heldBlocks().length).toBeGreaterThan(0);
   });
 });
 
