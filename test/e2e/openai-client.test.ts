@@ -68,6 +68,8 @@ describe("the OpenAI client", () => {
   it("gives a stream's usage to whoever asks, with the cached tokens that routing expected", async () => {
     const request = { model: "mock", messages: messages("What is the tide?"), max_tokens: 4 };
     await client.chat.completions.create(request);
+    // Load reports follow a request's end within milliseconds; until then its worker looks occupied.
+    await stack.idle();
     const { data: stream, response } = await client.chat.completions
       .create({ ...request, stream: true, stream_options: { include_usage: true } })
       .withResponse();
