@@ -10,6 +10,7 @@ const DONE = Buffer.from("[DONE]");
 class Timings {
   readonly firstByteMs: number[] = [];
   readonly totalMs: number[] = [];
+  requests = 0;
 }
 
 function requestsOf(job: LoadJob): Buffer[] {
@@ -91,6 +92,7 @@ function drive(
         socket.destroy();
         return;
       }
+      timings.requests++;
       if (startMs >= fromMs && endMs <= untilMs) {
         timings.firstByteMs.push(firstMs - startMs);
         timings.totalMs.push(endMs - startMs);

@@ -15,5 +15,7 @@ export interface LoadJob {
 export interface LoadResult {
   readonly firstByteMs: readonly number[];
   readonly totalMs: readonly number[];
+  /** All that were answered, warm-up included. */
+  readonly requests: number;
   readonly durationMs: number;
 }

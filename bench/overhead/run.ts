@@ -25,6 +25,7 @@ ${"4 and 64 KB prompts, 1 and 16 clients. Rounds are interleaved and figures are
 
 const STALL_MS = 35;
 const MODEL = "bench";
+const WARM_UP_MS = 700;
 
 interface Figures {
   readonly target: string;
@@ -35,6 +36,12 @@ interface Figures {
   readonly totalMs: { readonly p50: number; readonly p99: number };
   /** Share of requests that took longer than any honest work does: the mark of a delayed acknowledgement. */
   readonly stalled: number;
+  /** CPU time of the target's process per request: says more than latency on a busy machine. */
+  readonly cpuMsPerRequest: number;
+}
+
+interface Round extends LoadResult {
+  readonly cpuMsPerRequest: number;
 }
 
 function options() {
@@ -95,9 +102,9 @@ function summarise(
   target: string,
   promptKb: number,
   clients: number,
-  rounds: readonly LoadResult[],
+  rounds: readonly Round[],
 ): Figures {
-  const over = (pick: (round: LoadResult) => number) => median(rounds.map(pick));
+  const over = (pick: (round: Round) => number) => median(rounds.map(pick));
   const all = rounds.flatMap((round) => round.totalMs);
   return {
     target,
@@ -112,26 +119,37 @@ function summarise(
       p50: over((round) => quantile(round.totalMs, 0.5)),
       p99: over((round) => quantile(round.totalMs, 0.99)),
     },
+    cpuMsPerRequest: over((round) => round.cpuMsPerRequest),
     stalled: clients === 1 ? all.filter((ms) => ms > STALL_MS).length / all.length : 0,
   };
+}
+
+async function measureOnce(
+  target: Target,
+  job: Pick<LoadJob, "port" | "clients" | "promptBytes">,
+  durationMs: number,
+): Promise<Round> {
+  const before = target.cpuMs();
+  const result = await load({
+    ...job,
+    host: "127.0.0.1",
+    model: MODEL,
+    prompts: 64,
+    warmUpMs: WARM_UP_MS,
+    durationMs,
+  });
+  return { ...result, cpuMsPerRequest: (target.cpuMs() - before) / result.requests };
 }
 
 async function measure(targets: readonly Target[], settings: ReturnType<typeof options>): Promise<Figures[]> {
   const figures: Figures[] = [];
   for (const promptKb of settings.sizes) {
     for (const clients of settings.clients) {
-      const rounds = new Map<string, LoadResult[]>(targets.map(({ name }) => [name, []]));
+      const rounds = new Map<string, Round[]>(targets.map(({ name }) => [name, []]));
       for (let round = 0; round < settings.rounds; round++) {
-        for (const { name, port } of targets) {
-          const job = {
-            host: "127.0.0.1",
-            port,
-            model: MODEL,
-            clients,
-            prompts: 64,
-            promptBytes: promptKb * 1_024,
-          };
-          rounds.get(name)!.push(await load({ ...job, warmUpMs: 700, durationMs: settings.seconds * 1_000 }));
+        for (const target of targets) {
+          const job = { port: target.port, clients, promptBytes: promptKb * 1_024 };
+          rounds.get(target.name)!.push(await measureOnce(target, job, settings.seconds * 1_000));
         }
       }
       const scenario = targets.map(({ name }) => summarise(name, promptKb, clients, rounds.get(name)!));
@@ -146,14 +164,14 @@ function print(scenario: readonly Figures[]): void {
   const direct = scenario[0]!;
   console.log(`\n${direct.promptKb} KB prompts, ${direct.clients} client${direct.clients === 1 ? "" : "s"}`);
   console.log(
-    "target          first p50  first p99  total p50  total p99   added p50  requests/s  of direct  stalled",
+    "target          first p50  first p99  total p50  total p99   added p50  requests/s  of direct  CPU/request  stalled",
   );
   for (const one of scenario) {
     const ms = (value: number) => value.toFixed(3).padStart(9);
     const added = one === direct ? "—".padStart(11) : ms(one.totalMs.p50 - direct.totalMs.p50).padStart(11);
     const share = `${((one.requestsPerSecond / direct.requestsPerSecond) * 100).toFixed(0)} %`.padStart(10);
     console.log(
-      `${one.target.padEnd(14)}  ${ms(one.firstByteMs.p50)}  ${ms(one.firstByteMs.p99)}  ${ms(one.totalMs.p50)}  ${ms(one.totalMs.p99)} ${added}  ${one.requestsPerSecond.toFixed(0).padStart(10)} ${share}  ${(one.stalled * 100).toFixed(1)} %`,
+      `${one.target.padEnd(14)}  ${ms(one.firstByteMs.p50)}  ${ms(one.firstByteMs.p99)}  ${ms(one.totalMs.p50)}  ${ms(one.totalMs.p99)} ${added}  ${one.requestsPerSecond.toFixed(0).padStart(10)} ${share}  ${ms(one.cpuMsPerRequest)} ms  ${(one.stalled * 100).toFixed(1)} %`,
     );
   }
 }

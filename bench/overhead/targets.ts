@@ -2,7 +2,7 @@
 
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync, mkdtempSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -11,7 +11,21 @@ import { fileURLToPath } from "node:url";
 export interface Target {
   readonly name: string;
   readonly port: number;
+  /** CPU time of its process so far in milliseconds; NaN where /proc does not say. */
+  cpuMs(): number;
   stop(): Promise<void>;
+}
+
+/** Linux counts CPU time in ticks of 10 ms. */
+const TICK_MS = 10;
+
+function cpuMs({ pid }: ChildProcess): number {
+  try {
+    const fields = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1]!.split(" ");
+    return (Number(fields[11]) + Number(fields[12])) * TICK_MS;
+  } catch {
+    return Number.NaN;
+  }
 }
 
 const START_TIMEOUT_MS = 60_000;
@@ -30,7 +44,7 @@ async function startNode(
   const [line] = (await once(child.stdout!, "data")) as [Buffer];
   const text = line.toString().trim();
   const port = text.startsWith("{") ? new URL((JSON.parse(text) as { url: string }).url).port : text;
-  return { name, port: Number(port), stop: () => stop(child) };
+  return { name, port: Number(port), cpuMs: () => cpuMs(child), stop: () => stop(child) };
 }
 
 export function startEngine(events: string, model: string, burst: boolean): Promise<Target> {
@@ -104,7 +118,7 @@ export async function startPeers(context: PeerContext): Promise<Target[]> {
     if (!existsSync(program)) continue;
     const child = spawn(program, args, { stdio: "ignore", cwd: tmpdir() });
     await untilAnswering(name, port, context.model, child);
-    targets.push({ name, port, stop: () => stop(child) });
+    targets.push({ name, port, cpuMs: () => cpuMs(child), stop: () => stop(child) });
   }
   return targets;
 }
