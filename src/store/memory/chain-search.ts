@@ -6,7 +6,9 @@ import { MEMO_ENDS, RunMemo } from "./run-memo.ts";
 
 /** Words of an interval that was put off: where it begins, what is there, where it ends, how many holders are there. */
 const FRAME = 6;
-const MAX_FRAMES = 256;
+
+/** No search can be allowed more probes than this. */
+export const MAX_PROBES = 1_024;
 
 /**
  * Holders are prefix-closed, so two entries of one chain have the same holders if they have as many. A chain is thus a
@@ -19,10 +21,10 @@ const MAX_FRAMES = 256;
 export class ChainSearch {
   private readonly index: HolderIndex;
   private readonly memo = new RunMemo();
-  private readonly stack = new Int32Array(FRAME * MAX_FRAMES);
+  private readonly stack = new Int32Array(FRAME * MAX_PROBES);
   private readonly recalled = new Int32Array(MEMO_ENDS);
   /** Ends of the runs found, deepest first. */
-  private readonly ends = new Int32Array(MAX_FRAMES);
+  private readonly ends = new Int32Array(MAX_PROBES);
   /** Takes loads that only warm the cache, which a compiler could leave out otherwise. */
   protected sink = 0;
 
@@ -36,7 +38,7 @@ export class ChainSearch {
 
   /**
    * `keys`: pairs of low and high words; `positions`: the indices of the chain that can be held at all, null: every one
-   * of the `length`. The deepest holders are placed first; when `limit` probes are spent, those not yet placed get the
+   * of the `length`. The deepest holders are placed first; when `limit` probes (at most `MAX_PROBES`) are spent, those not yet placed get the
    * deepest position at which they were seen, a lower bound.
    */
   depths(

@@ -24,7 +24,7 @@ import type {
   ViewStore,
 } from "../types.ts";
 import { ChainDepths } from "./chain-depths.ts";
-import { ChainSearch } from "./chain-search.ts";
+import { ChainSearch, MAX_PROBES } from "./chain-search.ts";
 import { FleetTable } from "./fleet-table.ts";
 import { HolderIndex } from "./holder-index.ts";
 import { Lookup } from "./lookup.ts";
@@ -41,7 +41,7 @@ export interface MemoryStoreOptions {
   readonly horizonMs?: number;
   /** Most predicted holders kept; the oldest make room. */
   readonly maxPredictedEntries?: number;
-  /** Most index probes of one lookup (D1). */
+  /** Most index probes of one lookup (D1), up to 1,024. */
   readonly probeLimit?: number;
   /** How old `lagMs`, `ageMs` and liveness in cached fleet rows may be. Changes of load and reservations always show. */
   readonly fleetMaxAgeMs?: number;
@@ -113,7 +113,7 @@ export class MemoryStore implements ViewStore {
     this.startMs = this.clock();
     this.nowMs = this.startMs;
     this.horizonMs = options.horizonMs ?? 3_600_000;
-    this.probeLimit = options.probeLimit ?? 128;
+    this.probeLimit = Math.min(options.probeLimit ?? 128, MAX_PROBES);
     this.confirmed = new HolderIndex(this.slotTable, seed);
     this.search = new ChainSearch(this.confirmed);
     this.predictions = new Predictions(this.slotTable, seed, options.maxPredictedEntries ?? 2 ** 20);
