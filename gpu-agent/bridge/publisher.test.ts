@@ -41,7 +41,7 @@ beforeEach(() => {
   bus.onRetirement((key) => retirements.push(key));
 });
 
-function publisher(): RankPublisher {
+function publisher({ maxBlocks }: { maxBlocks?: number } = {}): RankPublisher {
   let lives = 0;
   const card = { version: 1, model: "m", scheme: "tokens", unitSize: BLOCK } as Registration["card"];
   return new RankPublisher({
@@ -68,7 +68,12 @@ function publisher(): RankPublisher {
       saltInEvents: true,
       taints: [],
     },
-    mirror: { keyer: createTokensKeyer(hasher, BLOCK), model: "m", blockSize: BLOCK },
+    mirror: {
+      keyer: createTokensKeyer(hasher, BLOCK),
+      model: "m",
+      blockSize: BLOCK,
+      ...(maxBlocks !== undefined && { maxBlocks }),
+    },
     now: () => nowMs,
     newIncarnation: () => `life-${++lives}`,
     reassertMs: REASSERT_MS,
@@ -144,6 +149,13 @@ describe("incarnations", () => {
     rank.apply(batchOf({ type: "cleared" }));
     rank.reset("restart");
     expect([rank.key.incarnation, [...rank.voided]]).toEqual(["life-1", []]);
+  });
+
+  test("an engine that never announces removals begins a new life when the mirror is full", () => {
+    const rank = publisher({ maxBlocks: 10 });
+    for (let i = 0; i < 30; i++) rank.apply(batchOf(stored([BigInt(i + 1)], null, { tier: "host" })));
+    expect([...rank.voided]).toEqual([["overflow", 2]]);
+    expect(rank.mirror.blockCount()).toBeLessThanOrEqual(10);
   });
 
   test("snapshots are of the present life only and contain all batches up to their number", async () => {

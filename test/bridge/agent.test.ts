@@ -9,6 +9,7 @@ import { createHasher, type Hasher } from "../../src/prefix/hasher.ts";
 import type { ModelCard } from "../../src/prefix/types.ts";
 import type { MemoryStore } from "../../src/store/memory/index.ts";
 import { depthIn, MODEL, newBus, type Scheme, tokensScheme, viewOf } from "./harness.ts";
+import { ManualTimers } from "./manual-timers.ts";
 import { metricsText, TestEngine, TestEngineHttp, type TestEngineOptions, until } from "./test-engine.ts";
 
 let hasher: Hasher;
@@ -256,6 +257,30 @@ describe("while it runs", () => {
     http.metrics = metricsText({ startSeconds: 1.8e9 });
     await until(() => depthIn(view, scheme, prompt) === 0, "an empty cache");
     expect(agent.status().workers[0]!.ranks[0]!.voided).toEqual({ restart: 1 });
+  });
+
+  test("a restart that the events have told already is not told again by the metrics", async () => {
+    const http = await httpEngine();
+    const engine = await engineWith();
+    const timers = new ManualTimers();
+    const spec = specOf(http, { events: engine.endpoint, replay: engine.replayEndpoint! });
+    const agent = agentFor([spec], { timers });
+    await engine.publish([engine.store(null, [1, 2]).event]);
+    await agent.start();
+    const rank = () => agent.status().workers[0]!.ranks[0]!;
+    await until(() => rank().blocks === 2, "2 blocks");
+    engine.close();
+    const next = await engineWith({ bindTo: spec.events as string, replayBindTo: spec.replay as string });
+    const { event, hashes } = next.store(null, [5]);
+    await next.publish([event]);
+    await until(() => depthIn(view, scheme, next.promptOf(hashes[0]!)) === 1, "the new engine's block");
+    http.metrics = metricsText({ startSeconds: 1.8e9, running: 3 });
+    await until(() => {
+      timers.advance(1_000);
+      return loads.at(-1)?.running === 3;
+    }, "a poll");
+    expect(rank().voided).toEqual({ restart: 1 });
+    expect(depthIn(view, scheme, next.promptOf(hashes[0]!))).toBe(1);
   });
 
   test("an engine that comes back with another block size is found anew", async () => {
