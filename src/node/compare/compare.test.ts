@@ -224,7 +224,7 @@ describe("comparison", () => {
       expect(figures.perRung).toEqual({ exact: 12 });
       expect(machine.client.processCores).toBeGreaterThan(0);
       expect(machine.gateway).not.toBeNull();
-      if (process.platform === "linux") expect(machine.engineCores).toBeGreaterThan(0);
+      if (process.platform === "linux") expect(machine.engineCores).not.toBeNull();
     }
     expect(report).toMatchObject({
       schema: "kedge.compare/1",

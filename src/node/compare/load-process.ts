@@ -1,7 +1,7 @@
 /** The process that makes the load: apart from the gateway, so that neither's event loop delays what the other times. */
 
 import { setTimeout as delay } from "node:timers/promises";
-import { chatClient } from "./client.ts";
+import { chatClient, type Exchange } from "./client.ts";
 import { type FromLoadProcess, type Job, type JobResult, type ToLoadProcess, workloadOf } from "./job.ts";
 import { type LoadProgress, runLoad } from "./load.ts";
 import { type MachineUse, meter } from "./machine.ts";
@@ -68,8 +68,8 @@ async function measure(job: Job): Promise<JobResult> {
       },
     );
     // Answers have served their purpose; they would only be copied.
-    const exchanges = result.exchanges.map((exchange) => ({ ...exchange, text: "" }));
-    return { ...result, exchanges, machine };
+    const mute = (exchange: Exchange): Exchange => ({ ...exchange, text: "" });
+    return { ...result, exchanges: result.exchanges.map(mute), warmUps: result.warmUps.map(mute), machine };
   } finally {
     await client.close();
   }

@@ -49,6 +49,8 @@ export type EndedBy = "requests" | "workload" | "time" | "in-flight" | "stopped"
 export interface LoadResult {
   /** Measured exchanges, in order of completion. */
   readonly exchanges: readonly Exchange[];
+  /** The unmeasured ones before them; what they still did within the window counts as throughput. */
+  readonly warmUps: readonly Exchange[];
   /** From the first measured request's start to the last one's: the load is constant within. */
   readonly windowStartMs: number;
   readonly windowEndMs: number;
@@ -64,6 +66,7 @@ class Run {
   readonly #options: LoadOptions;
   readonly #deps: LoadDeps;
   readonly #exchanges: Exchange[] = [];
+  readonly #warmUps: Exchange[] = [];
   readonly #stop = new AbortController();
   #endedBy: EndedBy | null = null;
   #issued = 0;
@@ -96,6 +99,7 @@ class Run {
     const end = this.#windowEndMs ?? now();
     return {
       exchanges: this.#exchanges,
+      warmUps: this.#warmUps,
       windowStartMs: this.#windowStartMs ?? end,
       windowEndMs: end,
       endedBy: this.#endedBy ?? "requests",

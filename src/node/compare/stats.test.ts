@@ -25,7 +25,7 @@ function exchange(over: Partial<Exchange> = {}): Exchange {
 }
 
 function result(exchanges: Exchange[], over: Partial<LoadResult> = {}): LoadResult {
-  return { exchanges, windowStartMs: 0, windowEndMs: 1000, endedBy: "requests", ...over };
+  return { exchanges, warmUps: [], windowStartMs: 0, windowEndMs: 1000, endedBy: "requests", ...over };
 }
 
 const OPTIONS = { speed: 1, sloTtftMs: 2000 };
@@ -70,6 +70,15 @@ describe("figures", () => {
     const f = figures(result([half, late]), OPTIONS);
     expect(f.outputTokensPerSecond).toBe(20);
     expect(f.requestsPerSecond).toBe(0);
+  });
+
+  test("count what warm-up requests still did within the window as throughput, and only as that", () => {
+    const warm = exchange({ startMs: -900, firstTextMs: -500, lastTextMs: 500, completionTokens: 100 });
+    const f = figures(result([exchange()], { warmUps: [warm] }), OPTIONS);
+    expect(f.outputTokensPerSecond).toBe(91);
+    expect(f.requestsPerSecond).toBe(2);
+    expect(f.requests).toBe(1);
+    expect(f.ttftMs?.mean).toBe(100);
   });
 
   test("leave failures out of the latencies and hold them against the SLO", () => {

@@ -68,6 +68,7 @@ export function figures(result: LoadResult, options: FigureOptions): RunFigures 
   const all = result.exchanges;
   const good = all.filter((exchange) => exchange.error === null);
   const ttfts = good.flatMap((e) => (e.firstTextMs === null ? [] : [(e.firstTextMs - e.startMs) * speed]));
+  const served = [...good, ...result.warmUps.filter((exchange) => exchange.error === null)];
   const windowMs = Math.max(1, result.windowEndMs - result.windowStartMs) * speed;
   const within = (e: Exchange): boolean => e.endMs <= result.windowEndMs && e.endMs >= result.windowStartMs;
   const ttftMs = distribution(ttfts);
@@ -79,8 +80,8 @@ export function figures(result: LoadResult, options: FigureOptions): RunFigures 
     ttftMs,
     itlMs: distribution(good.flatMap((e) => interTokenMs(e, speed))),
     e2eMs: distribution(good.map((e) => (e.endMs - e.startMs) * speed)),
-    outputTokensPerSecond: (sum(good.map((e) => tokensWithin(e, result))) * 1000) / windowMs,
-    requestsPerSecond: (good.filter(within).length * 1000) / windowMs,
+    outputTokensPerSecond: (sum(served.map((e) => tokensWithin(e, result))) * 1000) / windowMs,
+    requestsPerSecond: (served.filter(within).length * 1000) / windowMs,
     withinSlo: all.length === 0 ? 0 : ttfts.filter((ttft) => ttft <= options.sloTtftMs).length / all.length,
     promptTokens: sum(good.map((e) => e.promptTokens)),
     completionTokens: sum(good.map((e) => e.completionTokens)),
