@@ -98,12 +98,7 @@ const quantile = (values: readonly number[], q: number): number => {
 };
 const median = (values: readonly number[]): number => quantile(values, 0.5);
 
-function summarise(
-  target: string,
-  promptKb: number,
-  clients: number,
-  rounds: readonly Round[],
-): Figures {
+function summarise(target: string, promptKb: number, clients: number, rounds: readonly Round[]): Figures {
   const over = (pick: (round: Round) => number) => median(rounds.map(pick));
   const all = rounds.flatMap((round) => round.totalMs);
   return {
