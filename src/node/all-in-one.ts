@@ -1,5 +1,6 @@
 /** The whole of Kedge in one process: gateway, agent, memory view and bus; engines are named ones or mocks (design §1). */
 
+import { createHash } from "node:crypto";
 import { hostname } from "node:os";
 import { Agent, type AgentStatus, type EngineSpec } from "../../gpu-agent/agent.ts";
 import { MODEL_DIR } from "../../gpu-agent/engines/mock/index.ts";
@@ -12,7 +13,7 @@ import { Indexer } from "../indexer/index.ts";
 import { createHasher } from "../prefix/hasher.ts";
 import { MemoryStore } from "../store/memory/index.ts";
 import { Registry } from "../telemetry/registry.ts";
-import { monotonicClock } from "./clock.ts";
+import { monotonicClock, promptTimers } from "./clock.ts";
 import type { EngineOption } from "./engine-option.ts";
 import { MOCK_MODEL, type MockFleetOptions, type MockProcess, startMockFleet } from "./mock-fleet.ts";
 import { type LoadedModel, loadModel, loadModels, type ModelSettings } from "./models.ts";
@@ -99,6 +100,9 @@ async function start(
     models,
     kvEvents: config.router.kvEvents,
     reassertMs: config.feed.horizonMs / REASSERTS_PER_HORIZON,
+    timers: promptTimers,
+    // A client's next turn may come within a millisecond, and must not find its last one still counted as load.
+    coalesceMs: 0,
     log,
   });
   const ingress = new Ingress({
@@ -176,6 +180,7 @@ async function serve(
     vocabularies: (card) => models.find((model) => model.card.model === card.model)?.vocabulary ?? null,
     clock: monotonicClock,
     random,
+    sha256: (text) => createHash("sha256").update(text).digest(),
     log: {
       warn: (message, fields) => log("warn", message, fields),
       ...(logDecisions && { debug: (message: string) => log("debug", message) }),

@@ -8,3 +8,12 @@ export const monotonicClock: Clock = {
   setTimeout: (callback, delayMs) => setTimeout(callback, delayMs),
   clearTimeout: (handle) => clearTimeout(handle as NodeJS.Timeout),
 };
+
+/** Zero delays run in this turn of the event loop, not a millisecond later. */
+export const promptTimers: Pick<Clock, "setTimeout" | "clearTimeout"> = {
+  setTimeout: (callback, delayMs) => (delayMs === 0 ? setImmediate(callback) : setTimeout(callback, delayMs)),
+  clearTimeout: (handle) => {
+    clearTimeout(handle as NodeJS.Timeout);
+    clearImmediate(handle as NodeJS.Immediate);
+  },
+};
