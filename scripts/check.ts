@@ -35,6 +35,12 @@ const results = [
   arrows(),
   run("types", bin("tsc"), ["-p", "tsconfig.json"]),
   run("types of the portable core", bin("tsc"), ["-p", "tsconfig.core.json"]),
-  run("lint and format", bin("biome"), ["ci", "--error-on-warnings", "."]),
+  run("lint and format", bin("biome"), [
+    "ci",
+    "--error-on-warnings",
+    "--colors=off",
+    "--reporter=summary",
+    ".",
+  ]),
 ];
 process.exit(results.every(Boolean) ? 0 : 1);
