@@ -24,7 +24,9 @@ function up(...args: string[]): ChildProcess {
 }
 
 async function summaryOf(child: ChildProcess): Promise<Summary> {
-  const [line] = await once(createInterface({ input: child.stdout! }), "line");
+  const ended = once(child, "exit").then(([code]) => Promise.reject(new Error(`kedge up ended with ${code}`)));
+  const [line] = await Promise.race([once(createInterface({ input: child.stdout! }), "line"), ended]);
+  ended.catch(() => undefined);
   return JSON.parse(String(line)) as Summary;
 }
 
