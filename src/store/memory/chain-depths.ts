@@ -35,6 +35,8 @@ export class ChainDepths {
       this.slots[row] = slot;
       this.positions[row] = position;
       this.tokens[row] = page[cell + capacity];
+      // All who were placed deeper are among these holders, so nobody is left.
+      if (row + 1 === holders) return;
     }
   }
 

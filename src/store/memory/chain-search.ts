@@ -38,8 +38,8 @@ export class ChainSearch {
 
   /**
    * `keys`: pairs of low and high words; `positions`: the indices of the chain that can be held at all, null: every one
-   * of the `length`. The deepest holders are placed first; when `limit` probes (at most `MAX_PROBES`) are spent, those not yet placed get the
-   * deepest position at which they were seen, a lower bound.
+   * of the `length`. The deepest holders are placed first; when `limit` probes (at most `MAX_PROBES`) are spent, those
+   * not yet placed get the deepest position at which they were seen, a lower bound.
    */
   depths(
     keys: Int32Array,
@@ -110,7 +110,7 @@ export class ChainSearch {
         lowCount = count;
       }
       if (high - low > 1) out.truncated = true;
-      if (runs === 0) this.warmBlocks(top);
+      if (runs === 0) this.warmBlocks(top, lowBlock, lowCapacity);
       this.ends[runs++] = low;
       out.add(index.slab.page(lowBlock), index.slab.offset(lowBlock), lowCapacity, lowCount, low);
       if (top === 0) break;
@@ -124,18 +124,18 @@ export class ChainSearch {
       guess = -1;
     }
     out.probes = probes;
-    if (surprised && !out.truncated) this.note(keys, positions, length, runs);
+    if (surprised) this.note(keys, positions, length, runs);
   }
 
   /** Recalls the ends of the runs from `start` on and fetches what lies around them; how many are known. */
   private recall(keys: Int32Array, positions: Int32Array | null, start: number, high: number): number {
     const word = (positions === null ? start : positions[start]) * 2;
+    let sink = this.index.touch(keys[word], keys[word + 1]);
     const known = this.memo.recall(keys[word], keys[word + 1], this.recalled);
-    let sink = 0;
     for (let i = 0; i < known; i++) {
       const end = this.recalled[i];
-      const beyond = end + 1 < high ? end + 1 : high - 1;
       if (end >= high) break;
+      const beyond = end + 1 < high ? end + 1 : end;
       const last = (positions === null ? end : positions[end]) * 2;
       const first = (positions === null ? beyond : positions[beyond]) * 2;
       sink ^= this.index.touch(keys[last], keys[last + 1]) ^ this.index.touch(keys[first], keys[first + 1]);
@@ -144,17 +144,19 @@ export class ChainSearch {
     return known;
   }
 
-  /** Fetches the blocks of the intervals on the stack. */
-  private warmBlocks(top: number): void {
-    const { stack, index } = this;
-    let sink = 0;
+  /** Fetches the blocks of the deepest run and of the intervals on the stack. */
+  private warmBlocks(top: number, block: number, capacity: number): void {
+    let sink = this.touchBlock(block, capacity);
     for (let frame = 0; frame < top; frame += FRAME) {
-      const block = stack[frame + 1];
-      const page = index.slab.page(block);
-      const start = index.slab.offset(block);
-      sink ^= page[start] ^ page[start + stack[frame + 2]];
+      sink ^= this.touchBlock(this.stack[frame + 1], this.stack[frame + 2]);
     }
     this.sink = sink;
+  }
+
+  private touchBlock(block: number, capacity: number): number {
+    const page = this.index.slab.page(block);
+    const start = this.index.slab.offset(block);
+    return page[start] ^ page[start + capacity];
   }
 
   /** Notes where the runs end: with the first key, and with each from which what is noted there leads no further. */
