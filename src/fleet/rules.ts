@@ -61,6 +61,14 @@ export function predictionTtlMs(row: Pick<FleetRow, "feed" | "kvEvents">, settin
   return feedLagging(row, settings) ? settings.predictionTtlMs : settings.bridgeTtlMs;
 }
 
+/**
+ * True while the rank has prompts before it that it has not computed: their blocks are yet to be announced, and predictions stand in for them.
+ * Afterwards a healthy feed has told what became of every one, evictions too, and what was predicted adds nothing.
+ */
+export function awaitsEvents({ load, reserved }: Pick<FleetRow, "load" | "reserved">): boolean {
+  return reserved.requests > 0 || load.prefillTokens !== 0;
+}
+
 export interface EffectiveLoad {
   readonly activePrefillTokens: number;
   readonly activeDecodeBlocks: number;

@@ -100,6 +100,33 @@ describe("overlap", () => {
     expect(overlaps(rows, [{ slot: 4, predicted: [10, 999] }], tokens)).toEqual([0, 10]);
   });
 
+  it("leaves predictions where all prompts were computed and events came: they know of evictions too", () => {
+    const held: Held[] = [{ slot: 1, confirmed: [3, 96], predicted: [10, 320] }];
+    const done = {
+      load: { activeBlocks: 20, prefillTokens: 0, running: 1, waiting: 0 },
+      reserved: { requests: 0, blocks: 0, prefillTokens: 0 },
+    };
+    const reserved = { requests: 1, blocks: 1, prefillTokens: 0 };
+    expect(overlaps([row("a", 1, done)], held)).toEqual([6]);
+    expect(overlaps([row("a", 1, { ...done, reserved })], held)).toEqual([20]);
+    expect(overlaps([row("a", 1, { ...done, load: { ...done.load, prefillTokens: 9 } })], held)).toEqual([
+      20,
+    ]);
+    expect(overlaps([row("a", 1, { ...done, load: { ...done.load, prefillTokens: null } })], held)).toEqual([
+      20,
+    ]);
+    expect(overlaps([row("a", 1, { ...done, feed: { lagEvents: 0, lagMs: 3_000 } })], held)).toEqual([20]);
+    expect(overlaps([row("a", 1, { ...done, kvEvents: false })], held)).toEqual([20]);
+  });
+
+  it("never reaches the last token of a prompt whose length is known, however a prediction is estimated", () => {
+    const counted = prompt({ exactTokens: 161, bytesPerToken: 1 });
+    expect(overlaps([row("a", 1)], [{ slot: 1, predicted: [10, 320] }], counted)).toEqual([10]);
+    expect(
+      overlaps([row("a", 1)], [{ slot: 1, predicted: [10, 320] }], { ...counted, exactTokens: 160 }),
+    ).toEqual([9]);
+  });
+
   it("knows only predictions where events do not tell", () => {
     const held: Held[] = [{ slot: 1, confirmed: [5, 160], predicted: [2, 64] }];
     expect(overlaps([row("a", 1)], held)).toEqual([10]);

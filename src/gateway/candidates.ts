@@ -1,7 +1,14 @@
 /** View → candidates: what each rank holds of the prompt, by tier, and what it has to do already (design D2, D6, D8). */
 
 import type { KedgeConfig } from "../config/index.ts";
-import { effectiveLoad, type FeedSettings, feedLagging, heldDepth, predictionTtlMs } from "../fleet/rules.ts";
+import {
+  awaitsEvents,
+  effectiveLoad,
+  type FeedSettings,
+  feedLagging,
+  heldDepth,
+  predictionTtlMs,
+} from "../fleet/rules.ts";
 import type { FleetRow } from "../fleet/types.ts";
 import type { PrefixChain } from "../prefix/types.ts";
 import type { Candidate } from "../routing/index.ts";
@@ -144,7 +151,8 @@ class OverlapReader {
     const { lookup, feed } = this;
     const confirmed = hearsEvents(row, salted, this.config) ? lookup.confirmedDepth[index]! : 0;
     const trusted = heldDepth(row, confirmed, 0, feed);
-    const predicted = lookup.predictedDepth[index]!;
+    const guessing = rungOf(row, salted, this.config, feed) === "predicted" || awaitsEvents(row);
+    const predicted = guessing ? lookup.predictedDepth[index]! : 0;
     const known =
       trusted === 0 ? 0 : this.usable(chain, trusted, lookup.confirmedTokens[index]!, row.blockSize);
     // Where events reach as deep as the prediction, they know better.
@@ -175,6 +183,8 @@ class OverlapReader {
   private usable(chain: PrefixChain, depth: number, heldTokens: number, blockSize: number): number {
     const endsThere = chain.complete && depth * chain.unitSize === chain.unitCount;
     const tokens = endsThere ? heldTokens - 1 : heldTokens;
-    return Math.floor(Math.max(0, tokens) / blockSize) * blockSize;
+    // An estimate may reach past the prompt's end where its length is known.
+    const most = (this.prompt.exactTokens ?? Number.POSITIVE_INFINITY) - 1;
+    return Math.floor(Math.max(0, Math.min(tokens, most)) / blockSize) * blockSize;
   }
 }

@@ -9,7 +9,9 @@ import { CARD, type FleetOptions, ManualClock, MODEL, registration } from "./gat
 describe("routing", () => {
   it("sends a prompt to the worker that was given its prefix, and says so", async () => {
     const random = seeded(7);
-    const { call } = await setUp(["a", "b", "c", "d"], { random });
+    const workers = ["a", "b", "c", "d"];
+    const registrations = workers.map((worker) => registration(worker, { kvEvents: false }));
+    const { call } = await setUp(workers, { random, registrations });
     const first = await call("/v1/chat/completions", { body: chat(LONG) });
     const worker = first.headers.get("x-kedge-worker");
     for (let i = 0; i < 8; i++) {
@@ -58,7 +60,8 @@ describe("routing", () => {
   });
 
   it("keys by salt and adapter: neither sees the other's prefix", async () => {
-    const registrations = ["a", "b"].map((worker) => registration(worker, { adapters: ["tide"] }));
+    const facts = { adapters: ["tide"], kvEvents: false };
+    const registrations = ["a", "b"].map((worker) => registration(worker, facts));
     const { call } = await setUp(["a", "b"], { registrations });
     await call("/v1/chat/completions", { body: chat(LONG) });
     const overlap = async (extra: object) =>
