@@ -160,9 +160,13 @@ describe("indexer", () => {
   it("asks at most once a second, and gives up on a snapshot that never comes", async () => {
     const site = new Site();
     let asked = 0;
+    let answerLate: (snapshot: KvSnapshot) => void = () => undefined;
     site.bus.serveSnapshots(() => {
       asked += 1;
-      return asked === 1 ? null : new Promise(() => undefined);
+      if (asked === 1) return null;
+      return new Promise((resolve) => {
+        if (asked === 2) answerLate = resolve;
+      });
     });
     site.register();
     site.grow(1, true);
@@ -181,6 +185,9 @@ describe("indexer", () => {
     site.grow(1);
     await settle();
     expect(asked).toBe(3);
+    answerLate(site.snapshot());
+    await settle();
+    expect([site.depth(), site.indexer.snapshotsPending]).toEqual([0, 1]);
   });
 
   it("ignores a snapshot of a life that ended while it was on its way", async () => {

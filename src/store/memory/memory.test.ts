@@ -113,6 +113,43 @@ describe("space", () => {
   });
 });
 
+describe("leases", () => {
+  it("counts the keys that it refuses for want of their parent, and keeps nothing of them", () => {
+    const bench = new Bench();
+    const chain = bench.chain(10);
+    bench.write(bench.begin("a"), storeKeys(chain, 4));
+    expect(bench.store.figures()).toMatchObject({ orphanedKeys: 6, entries: 0 });
+  });
+
+  it("lets no prediction outlast the horizon, after which its slot is another's", () => {
+    const bench = new Bench({ horizonMs: 10_000 });
+    const chain = bench.chain(10);
+    const key = bench.begin("a");
+    bench.predict(key, chain, 100_000);
+    bench.store.retire(key);
+    bench.nowMs = 10_000;
+    const slots = bench.store.register(registrationOf({ worker: "b", rank: 0, incarnation: "one" }));
+    expect(slots?.device).toBe(0);
+    expect(bench.store.depths(chain).count).toBe(0);
+  });
+
+  it("finds the deeper of two predictions, whichever is the newer", () => {
+    for (const [first, second] of [
+      [40, 10],
+      [10, 40],
+    ]) {
+      const bench = new Bench({ maxPredictedEntries: 100 });
+      const key = bench.begin("a");
+      const chain = bench.chain(40);
+      bench.predict(key, chain.slice(0, first), 100_000);
+      // Fills the younger generation, so that the next prediction goes to another.
+      bench.predict(bench.begin("b"), bench.chain(50 - first), 100_000);
+      bench.predict(key, chain.slice(0, second), 100_000);
+      expect([...bench.store.depths(chain).predictedDepth.subarray(0, 1)]).toEqual([40]);
+    }
+  });
+});
+
 describe("lookup", () => {
   it("answers the same whatever was looked up before", () => {
     // The search remembers where runs end; events, divergent prompts and windows of them must not make it wrong.
@@ -193,6 +230,16 @@ describe("fleet rows", () => {
     expect(after[1]).toBe(before[1]);
     bench.nowMs += 100;
     expect(bench.store.read(MODEL, none).fleet[1].feed.lagMs).toBe(100);
+  });
+
+  it("show the end of a reservation at once", () => {
+    const bench = new Bench();
+    const key = bench.begin("a");
+    const load = { blocks: 3, prefillTokens: 40, reservationTtlMs: 30, prediction: null };
+    bench.store.reserve({ ...key, requestId: "r", ...load });
+    expect(bench.store.fleet()[0].reserved.requests).toBe(1);
+    bench.nowMs = 30;
+    expect(bench.store.fleet()[0].reserved.requests).toBe(0);
   });
 
   it("forget a rank that was silent past the horizon, and take it back under new slots", () => {
