@@ -22,6 +22,7 @@ export interface Stack {
   readonly url: string;
   readonly engines: readonly MockEngine[];
   readonly store: MemoryStore;
+  readonly bus: InProcessBus;
   readonly agent: Agent;
   readonly registry: Registry;
   /** What went wrong inside: handlers of the bus, the indexer. */
@@ -82,7 +83,7 @@ export async function startStack({
       id: `w${i}`,
       url: engine.url,
       events: engine.eventsEndpoints,
-      replay: engine.replayEndpoints,
+      replay: engine.replayEndpoints.length === 0 ? null : engine.replayEndpoints,
       role: "aggregated",
       region: "r",
       cluster: "c",
@@ -117,6 +118,7 @@ export async function startStack({
     url: served.url,
     engines: running,
     store,
+    bus,
     agent,
     registry,
     errors,
