@@ -17,6 +17,8 @@ import { SseScanner } from "./sse.ts";
 import { failureError, statusError } from "./upstream.ts";
 import { isRecord, readFailure, readUsage, tryParse, type Usage } from "./usage.ts";
 
+/** A preamble without a following token waits so long for a failure to show; then the client may as well have it. */
+const PREAMBLE_HOLD_MS = 1_000;
 /** Largest answer that is held to be judged as a whole. */
 const MAX_WHOLE_BYTES = 64 * 1024 * 1024;
 
@@ -73,6 +75,7 @@ export class Attempt implements BodySink {
   private timer: unknown = null;
   private lastDataMs = 0;
   private held = false;
+  private preambleHeld = false;
   private wholeChunks: Uint8Array[] = [];
   private wholeBytes = 0;
   private started: (() => void) | null = null;
@@ -170,20 +173,16 @@ export class Attempt implements BodySink {
   /** True once the stream may go to the client. */
   private judgeStart(): boolean {
     const { scanner } = this;
-    if (scanner.dataEvents === 0) {
-      if (scanner.error !== null) {
-        const error = failureError(scanner.error);
-        if (error !== null) {
-          this.giveUp(error);
-          return false;
-        }
-      } else if (scanner.sawDone) {
-        this.giveUp(new KedgeError("upstream_error", "The engine ended its stream before any data."));
-        return false;
-      } else return false;
+    const failure = scanner.error && failureError(scanner.error);
+    if (scanner.dataEvents > 0 || (scanner.error !== null && failure === null)) {
+      this.begin();
+      return true;
     }
-    this.begin();
-    return true;
+    if (failure !== null) this.giveUp(failure);
+    else if (scanner.sawDone) {
+      this.giveUp(new KedgeError("upstream_error", "The engine ended its stream before any data."));
+    } else if (scanner.sawPreamble) this.holdPreamble();
+    return false;
   }
 
   private begin(): void {
@@ -300,6 +299,27 @@ export class Attempt implements BodySink {
           : new KedgeError("upstream_timeout", `No first data within ${delayMs} ms.`),
       );
     }, delayMs);
+  }
+
+  /** Engines that think without a word (a tool call is parsed first) must not run into the first-data timeout. */
+  private holdPreamble(): void {
+    if (this.preambleHeld) return;
+    this.preambleHeld = true;
+    this.disarm();
+    const { clock, deadlineAtMs } = this.input;
+    const remaining = deadlineAtMs === null ? PREAMBLE_HOLD_MS : Math.max(0, deadlineAtMs - clock.now());
+    this.timer = clock.setTimeout(
+      () => {
+        this.timer = null;
+        if (remaining < PREAMBLE_HOLD_MS) {
+          this.giveUp(deadlineExceeded());
+          return;
+        }
+        this.begin();
+        this.flush();
+      },
+      Math.min(PREAMBLE_HOLD_MS, remaining),
+    );
   }
 
   /** One timer for the whole stream, moved on when it fires: cheaper than one per chunk. */

@@ -22,6 +22,26 @@ describe("Breakers", () => {
     expect(breakers.admit("other", "1", 0)).toBe(true);
   });
 
+  it("opens on answers that begin and break off, however many have begun", () => {
+    const breakers = new Breakers();
+    for (let i = 0; i < 3; i++) {
+      expect(breakers.admit("w", "1", 0)).toBe(true);
+      breakers.report("w", "1", "started", 0);
+      breakers.report("w", "1", "failure", 0);
+    }
+    expect(breakers.admit("w", "1", 0)).toBe(false);
+  });
+
+  it("lets others in once a probe has begun to answer, and closes for longer if that breaks off", () => {
+    const breakers = opened();
+    expect(breakers.admit("w", "1", 1_000)).toBe(true);
+    breakers.report("w", "1", "started", 1_001);
+    expect(breakers.admit("w", "1", 1_001)).toBe(true);
+    breakers.report("w", "1", "failure", 1_002);
+    expect(breakers.admit("w", "1", 3_001)).toBe(false);
+    expect(breakers.admit("w", "1", 3_002)).toBe(true);
+  });
+
   it("is never moved by neutral results", () => {
     const breakers = new Breakers();
     for (let i = 0; i < 10; i++) breakers.report("w", "1", "neutral", 0);

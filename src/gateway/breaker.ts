@@ -8,8 +8,11 @@ const PROBE_LEASE_MS = 30_000;
 
 export type BreakerState = "closed" | "open" | "half-open";
 
-/** How a try ended. `neutral` says nothing of the worker's health: busy, or the client left. */
-export type TryResult = "success" | "failure" | "neutral";
+/**
+ * How a try went. `started`: first data has come, which lets others in, but only a whole answer makes earlier failures forgotten.
+ * `neutral` says nothing of the worker's health: busy, or the client left.
+ */
+export type TryResult = "started" | "success" | "failure" | "neutral";
 
 interface Breaker {
   readonly incarnation: string;
@@ -52,7 +55,9 @@ export class Breakers {
     else if (result === "success") this.breakers.delete(worker);
     else {
       const breaker = this.find(worker, incarnation);
-      if (breaker !== null) breaker.probeUntilMs = 0;
+      if (breaker === null) return;
+      breaker.probeUntilMs = 0;
+      if (result === "started") breaker.openUntilMs = 0;
     }
   }
 

@@ -6,13 +6,13 @@ import type { FleetRow } from "../fleet/types.ts";
 import type { Plan } from "../plan/index.ts";
 import type { Scored } from "../routing/index.ts";
 import { Attempt, type AttemptResult } from "./attempt.ts";
-import type { Breakers } from "./breaker.ts";
+import type { Breakers, TryResult } from "./breaker.ts";
 import { predictionLifeMs } from "./candidates.ts";
 import type { ClientConnection } from "./client.ts";
 import type { GatewayDeps } from "./deps.ts";
 import type { TokenEstimator } from "./estimate.ts";
 import type { GatewayMetrics, ModelMeters } from "./metrics.ts";
-import { type ClientRequest, ENDPOINT_PATHS } from "./request.ts";
+import { ENDPOINT_PATHS, type Endpoint } from "./request.ts";
 import type { Route, Router } from "./route.ts";
 import type { Usage } from "./usage.ts";
 
@@ -21,7 +21,11 @@ const RESERVATION_TTL_MS = 30_000;
 
 export interface Job {
   readonly client: ClientConnection;
-  readonly request: ClientRequest;
+  readonly endpoint: Endpoint;
+  readonly stream: boolean;
+  /** The client asked for the usage chunk of a stream. */
+  readonly wantsUsage: boolean;
+  /** All that is kept of the request's body while it runs: its parsed form is many times larger. */
   readonly body: Uint8Array;
   readonly route: Route;
   /** Unique here; the engine's request id and the reservation's name. */
@@ -110,14 +114,14 @@ export class Forwarder {
       client: job.client,
       plan,
       request: {
-        path: ENDPOINT_PATHS[job.request.endpoint],
+        path: ENDPOINT_PATHS[job.endpoint],
         body: job.body,
         headers: { ...job.traceHeaders, "x-request-id": job.planId },
       },
-      dropUsage: job.request.stream && !job.request.wantsUsage,
+      dropUsage: job.stream && !job.wantsUsage,
       headers: this.answerHeaders(job, scored),
       // A whole answer comes at the end of its generation: nothing can be told from its silence.
-      firstDataTimeoutMs: job.request.stream ? firstByteTimeoutMs : null,
+      firstDataTimeoutMs: job.stream ? firstByteTimeoutMs : null,
       stallTimeoutMs,
       deadlineAtMs,
       watcher: {
@@ -129,11 +133,10 @@ export class Forwarder {
 
   private async run(job: Job, scored: Scored, row: FleetRow, attempt: Attempt): Promise<AttemptResult> {
     const { breakers, deps, metrics } = this.parts;
-    const report = (result: "success" | "failure" | "neutral") => {
+    const report = (result: TryResult) => {
       breakers.report(row.worker, row.incarnation, result, deps.clock.now());
     };
-    // First data is proof of health; only what follows can take it back.
-    const result = await attempt.run(() => report("success"));
+    const result = await attempt.run(() => report("started"));
     if (result.kind === "answered") {
       report("success");
       if (result.usage !== null) this.learn(job, scored, result.usage);

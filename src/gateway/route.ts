@@ -77,11 +77,21 @@ export class Router {
     const read = deps.store.read(served.model, prompt.chain?.keys ?? NO_KEYS);
     // A memory store answers at once; awaiting it would cost a turn of the loop per request.
     const view = read instanceof Promise ? await read : read;
-    return this.choose({ request, served, prompt, unkeyed, overrides, dryRun, view, startMs, keyedMs });
+    return this.choose({
+      requested: request.model,
+      served,
+      prompt,
+      unkeyed,
+      overrides,
+      dryRun,
+      view,
+      startMs,
+      keyedMs,
+    });
   }
 
   private choose(input: {
-    readonly request: ClientRequest;
+    readonly requested: string;
     readonly served: ServedModel;
     readonly prompt: Prompt;
     readonly unkeyed: string | null;
@@ -94,7 +104,7 @@ export class Router {
     const { served, prompt, overrides, view } = input;
     const { clock, random } = this.parts.deps;
     const nowMs = clock.now();
-    const rows = view.fleet.filter((row) => serves(row, input.request.model));
+    const rows = view.fleet.filter((row) => serves(row, input.requested));
     const onlyPrefill = rows.every((row) => row.role === "prefill");
     const { candidates, promptTokens } = candidatesOf(view, rows, prompt, this.config, this.feed, (row) =>
       row.role === "prefill" && !onlyPrefill

@@ -8,7 +8,7 @@ import { errorHeaders, errorJson, publicError } from "./answers.ts";
 import type { Authenticate } from "./auth.ts";
 import { type ClientConnection, WebClient } from "./client.ts";
 import type { GatewayDeps, GatewayEnv } from "./deps.ts";
-import type { Forwarder, JobStatus } from "./forward.ts";
+import type { Forwarder, Job, JobStatus } from "./forward.ts";
 import type { GatewayMetrics } from "./metrics.ts";
 import { NO_OVERRIDES, type RequestOverrides, readOverrides } from "./overrides.ts";
 import { type ClientRequest, type Endpoint, readRequest, upstreamBody } from "./request.ts";
@@ -16,7 +16,9 @@ import type { Route, Router } from "./route.ts";
 
 const SANE_REQUEST_ID = /^[\w.:-]{1,128}$/;
 const JSON_TYPE = /^application\/(?:[\w.+-]+\+)?json\b/i;
-const TRACE_HEADERS = ["traceparent", "tracestate"] as const;
+/** W3C Trace Context; what is not in its form is not a trace, and tracestate means nothing without its parent. */
+const TRACE_PARENT = /^[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}(?:-[\w-]{0,64})?$/;
+const TRACE_STATE = /^[\x20-\x7e]{1,512}$/;
 
 type Ctx = Context<GatewayEnv>;
 
@@ -53,7 +55,7 @@ export class Service {
       record.stream = request.stream;
       const route = await this.parts.router.route(request, this.overrides(c), false);
       record.model = route.served.name;
-      return this.forward(c, client, record.requestId, request, route, startMs);
+      return this.forward(this.jobOf(c, client, record.requestId, request, route, startMs));
     });
   }
 
@@ -103,33 +105,39 @@ export class Service {
     return readRequest(endpoint, await client.readBody(this.config.limits.bodyBytes));
   }
 
-  private async forward(
+  private jobOf(
     c: Ctx,
     client: ClientConnection,
     requestId: string,
     request: ClientRequest,
     route: Route,
     startMs: number,
-  ): Promise<JobStatus> {
-    const { deps, metrics, forwarder } = this.parts;
-    const meters = metrics.of(route.served.name);
+  ): Job {
+    const { endpoint, stream, wantsUsage } = request;
+    return {
+      client,
+      endpoint,
+      stream,
+      wantsUsage,
+      body: upstreamBody(request),
+      route,
+      planId: c.req.header("x-request-id") === requestId ? `${requestId}-${this.hex(8)}` : requestId,
+      requestId,
+      traceHeaders: traceHeaders(c),
+      startMs,
+      meters: this.parts.metrics.of(route.served.name),
+    };
+  }
+
+  private async forward(job: Job): Promise<JobStatus> {
+    const { route, requestId, meters, startMs } = job;
     this.noteRoute(route, requestId);
     meters.inflight.add(1);
     try {
-      return await forwarder.forward({
-        client,
-        request,
-        body: upstreamBody(request),
-        route,
-        planId: c.req.header("x-request-id") === requestId ? `${requestId}-${this.hex(8)}` : requestId,
-        requestId,
-        traceHeaders: traceHeaders(c),
-        startMs,
-        meters,
-      });
+      return await this.parts.forwarder.forward(job);
     } finally {
       meters.inflight.add(-1);
-      meters.duration.observe((deps.clock.now() - startMs) / 1_000);
+      meters.duration.observe((this.parts.deps.clock.now() - startMs) / 1_000);
     }
   }
 
@@ -190,12 +198,10 @@ export class Service {
 }
 
 function traceHeaders(c: Ctx): { [name: string]: string } {
-  const headers: { [name: string]: string } = {};
-  for (const name of TRACE_HEADERS) {
-    const value = c.req.header(name);
-    if (value !== undefined) headers[name] = value;
-  }
-  return headers;
+  const traceparent = c.req.header("traceparent") ?? "";
+  const tracestate = c.req.header("tracestate") ?? "";
+  if (!TRACE_PARENT.test(traceparent)) return {};
+  return TRACE_STATE.test(tracestate) ? { traceparent, tracestate } : { traceparent };
 }
 
 /** The answer of `/v1/route`. Slots, keys and addresses stay inside. */

@@ -35,6 +35,7 @@ const findings = ({ text, scanner, clean }: Run) => ({
   text,
   clean,
   data: scanner.dataEvents,
+  preamble: scanner.sawPreamble,
   done: scanner.sawDone,
   error: scanner.error,
   usage: scanner.usage,
@@ -45,6 +46,9 @@ const eventText = fc.oneof(
   fc.constant(`data: ${USAGE}`),
   fc.constant(`data:${USAGE}`),
   fc.constant(": ping"),
+  fc.constant(
+    'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}',
+  ),
   fc.constant('data: {"error":{"message":"boom"}}'),
   fc.constant(`event: message\ndata: ${chunkOf("lines")}`),
   fc.constant('data: {"choices":[\ndata: ],"usage":{"prompt_tokens":4}}'),
@@ -121,6 +125,32 @@ describe("SseScanner", () => {
     const { scanner } = run([encode(text)]);
     expect(scanner.error?.message).toBe(message);
     expect(scanner.dataEvents).toBe(0);
+  });
+
+  it("does not take a chunk that only names the speaker for data: a recorded engine fails after it", () => {
+    const recorded = readFileSync("test/fixtures/vllm/pd-nixl/pull.jsonl", "utf8")
+      .trim()
+      .split("\n")
+      .map((line) => String(JSON.parse(line).decode?.response?.body))
+      .find((text) => text.includes('"role":"assistant"') && text.includes('{"error"'))!;
+    const { scanner } = run([encode(recorded)]);
+    expect(scanner).toMatchObject({ sawPreamble: true, dataEvents: 0, sawDone: true });
+    expect(scanner.error).toMatchObject({ status: 500 });
+  });
+
+  it.each([
+    ['{"role":"assistant","content":""}', "null", 0],
+    ['{"role":"assistant","content":null,"tool_calls":[]}', "null", 0],
+    ["{}", "null", 0],
+    ['{"role":"assistant","content":""}', '"stop"', 1],
+    ['{"role":"assistant","content":" "}', "null", 1],
+    ['{"reasoning":"hm"}', "null", 1],
+    ['{"tool_calls":[{"index":0}]}', "null", 1],
+  ])("delta %s with finish_reason %s holds %i data events", (delta, finish, expected) => {
+    const event = `data: {"choices":[{"index":0,"delta":${delta},"finish_reason":${finish}}]}\n\n`;
+    const { scanner, text } = run([encode(event)]);
+    expect(scanner.dataEvents).toBe(expected);
+    expect(text).toBe(event);
   });
 
   it("does not take generated text for an error, a usage chunk or an end", () => {

@@ -2,6 +2,7 @@
 
 import {
   type Failure,
+  isPreamble,
   isRecord,
   isUsageChunk,
   readFailure,
@@ -33,8 +34,10 @@ const BOUNDARY_BYTES = 3;
  * upstream, an event of the gateway's own can follow.
  */
 export class SseScanner {
-  /** Data events so far; `[DONE]`, usage chunks and errors are not counted. */
+  /** Data events so far; `[DONE]`, usage chunks, errors and preambles are not counted. */
   dataEvents = 0;
+  /** A chunk that only names the speaker has come before any data. */
+  sawPreamble = false;
   sawDone = false;
   /** The first in-band error. */
   error: Failure | null = null;
@@ -55,7 +58,7 @@ export class SseScanner {
     this.maxHeldBytes = maxHeldBytes;
   }
 
-  /** True once anything but comments has come. */
+  /** True once anything but comments and preambles has come. */
   get started(): boolean {
     return this.dataEvents > 0 || this.sawDone || this.error !== null || this.usage !== null;
   }
@@ -180,6 +183,10 @@ export class SseScanner {
       const failure = readFailure(answer);
       if (failure !== null) {
         this.error ??= failure;
+        return true;
+      }
+      if (!this.started && isPreamble(answer)) {
+        this.sawPreamble = true;
         return true;
       }
     }

@@ -15,7 +15,9 @@ export function statusError(status: number, retryAfter: string | undefined): Ked
       retryAfterSeconds: retryAfter !== undefined && Number.isInteger(seconds) && seconds >= 0 ? seconds : 1,
     });
   }
-  if (status < 500 && !NOT_THE_CLIENTS.has(status)) return null;
+  // A redirect is the operator's matter: engines send none, misdirected addresses of engines do.
+  const isRedirect = status >= 300 && status < 400;
+  if (status < 500 && !isRedirect && !NOT_THE_CLIENTS.has(status)) return null;
   const code = status === 504 || status === 408 ? "upstream_timeout" : "upstream_error";
   return new KedgeError(code, `The engine answered ${status}.`);
 }

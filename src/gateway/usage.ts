@@ -45,6 +45,23 @@ export function isUsageChunk(answer: JsonRecord): boolean {
   return Array.isArray(answer.choices) && answer.choices.length === 0 && isRecord(answer.usage);
 }
 
+/**
+ * True for a chat chunk that names the speaker and says nothing: vLLM sends one ahead of the first token, and also ahead of a failure
+ * that comes instead of it (recorded in test/fixtures/vllm/pd-nixl/pull.jsonl).
+ */
+export function isPreamble({ choices }: JsonRecord): boolean {
+  return Array.isArray(choices) && choices.length > 0 && choices.every(saysNothing);
+}
+
+function saysNothing(choice: unknown): boolean {
+  if (!isRecord(choice) || !isRecord(choice.delta) || (choice.finish_reason ?? null) !== null) return false;
+  return Object.entries(choice.delta).every(([name, value]) => name === "role" || isEmpty(value));
+}
+
+function isEmpty(value: unknown): boolean {
+  return value === null || value === "" || (Array.isArray(value) && value.length === 0);
+}
+
 /** A failure that an engine reports in a body. */
 export interface Failure {
   readonly message: string;

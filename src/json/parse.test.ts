@@ -130,6 +130,28 @@ describe("parseJson", () => {
     expect(parseJson(nested(3), { maxDepth: 3 }).type).toBe("array");
   });
 
+  it("refuses a text of more values than it may hold, however they are nested", () => {
+    const list = (count: number) =>
+      `[${Array(count - 1)
+        .fill("0")
+        .join()}]`;
+    expect(parseJson(list(10), { maxValues: 10 }).type).toBe("array");
+    for (const text of [list(11), `{"a":${list(10)}}`, `[${"[],".repeat(9)}[]]`]) {
+      expect(errorOf(() => parseJson(text, { maxValues: 10 })).message).toContain("more than 10 values");
+    }
+    expect(parseJson(list(1_000_001)).type).toBe("array");
+    expect(errorOf(() => parseJson(list(2_000_001))).code).toBe("invalid_json");
+  });
+
+  it("refuses integers that no engine reads, and takes floats of any length", () => {
+    const digits = "9".repeat(4_300);
+    expect(parseJson(`-${digits}`).type).toBe("number");
+    expect(errorOf(() => parseJson(`[1,${digits}9]`)).message).toContain("column 4: an integer of more than");
+    expect(errorOf(() => parseJson(`-${digits}9`)).code).toBe("invalid_json");
+    expect(parseJson(`0.${digits}9`).type).toBe("number");
+    expect(parseJson(`1${digits}e1`).type).toBe("number");
+  });
+
   it("reads NaN and Infinity only where asked to", () => {
     expect(errorOf(() => parseJson("[NaN]")).code).toBe("invalid_json");
     expect(toPlain(parseJson("[NaN,-Infinity,1]", { nonFinite: true }))).toEqual([NaN, -Infinity, 1]);

@@ -52,11 +52,16 @@ export type JsonNode = JsonString | JsonNumber | JsonBoolean | JsonNull | JsonAr
 export interface JsonParseOptions {
   /** Deepest nesting of arrays and objects; default 512. */
   readonly maxDepth?: number;
+  /** Most values in the text: each takes some hundred bytes of memory, however short it is. Default two million. */
+  readonly maxValues?: number;
   /** Also read `NaN`, `Infinity` and `-Infinity`, as Python's json does. Default false. */
   readonly nonFinite?: boolean;
 }
 
 const DEFAULT_MAX_DEPTH = 512;
+const DEFAULT_MAX_VALUES = 2_000_000;
+/** Python reads no longer integer, and the time that big ones take grows with their square. */
+const MAX_INTEGER_DIGITS = 4_300;
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what it looks for.
 const CONTROL = /[\u0000-\u001f]/g;
@@ -71,11 +76,11 @@ const CLOSE_BRACE = 0x7d;
 
 /**
  * Parses one JSON text (RFC 8259; a leading byte-order mark is not accepted).
- * Errors: `KedgeError` `invalid_json` with line and column, also for nesting deeper than `maxDepth`.
+ * Errors: `KedgeError` `invalid_json` with line and column, also for nesting deeper than `maxDepth`, more values than `maxValues` and
+ * integers of more than 4300 digits.
  */
 export function parseJson(text: string, options: JsonParseOptions = {}): JsonNode {
-  const reader = new Reader(text, options.maxDepth ?? DEFAULT_MAX_DEPTH, options.nonFinite ?? false);
-  return reader.document();
+  return new Reader(text, options).document();
 }
 
 /** The effective member of an object: the last one of that key. Undefined for anything but an object. */
@@ -126,17 +131,20 @@ export function toPlain(node: JsonNode): unknown {
 class Reader {
   private readonly text: string;
   private readonly maxDepth: number;
+  private readonly maxValues: number;
   private readonly nonFinite: boolean;
   private position = 0;
   private depth = 0;
+  private values = 0;
   /** First backslash and first control character at or after the last place asked for; looked up again only once passed. */
   private nextBackslash = -1;
   private nextControl = -1;
 
-  constructor(text: string, maxDepth: number, nonFinite: boolean) {
+  constructor(text: string, { maxDepth, maxValues, nonFinite }: JsonParseOptions) {
     this.text = text;
-    this.maxDepth = maxDepth;
-    this.nonFinite = nonFinite;
+    this.maxDepth = maxDepth ?? DEFAULT_MAX_DEPTH;
+    this.maxValues = maxValues ?? DEFAULT_MAX_VALUES;
+    this.nonFinite = nonFinite ?? false;
   }
 
   document(): JsonNode {
@@ -149,6 +157,7 @@ class Reader {
 
   private value(): JsonNode {
     const start = this.position;
+    if (++this.values > this.maxValues) this.fail(`more than ${this.maxValues} values`);
     switch (this.text.charCodeAt(start)) {
       case QUOTE: {
         const value = this.string();
@@ -263,7 +272,11 @@ class Reader {
       this.fail(start < this.text.length ? "expected a value" : "unexpected end of text");
     }
     this.position = end;
-    return { type: "number", start, end, source: this.text.slice(start, end) };
+    const source = this.text.slice(start, end);
+    if (source.length > MAX_INTEGER_DIGITS && /^-?\d{4301,}$/.test(source)) {
+      this.fail(`an integer of more than ${MAX_INTEGER_DIGITS} digits`, start);
+    }
+    return { type: "number", start, end, source };
   }
 
   private matchEnd(pattern: RegExp): number | undefined {

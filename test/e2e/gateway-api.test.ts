@@ -179,6 +179,24 @@ describe("bodies", () => {
   });
 });
 
+describe("trace headers", () => {
+  const PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+  it.each([
+    [PARENT, "a=1,b=2", PARENT, "a=1,b=2"],
+    [PARENT, "x".repeat(600), PARENT, undefined],
+    [PARENT, "ä=1", PARENT, undefined],
+    ["00-zz", "a=1", undefined, undefined],
+    ["a".repeat(20_000), "a=1", undefined, undefined],
+  ])("pass only in their own form: %.60s, %.20s", async (parent, state, sentParent, sentState) => {
+    const { call, engine } = await setUp();
+    const headers = { traceparent: parent, tracestate: state };
+    expect((await call("/v1/chat/completions", { body: chat("x"), headers })).status).toBe(200);
+    const sent = engine.requests[0]!.headers;
+    expect([sent.traceparent, sent.tracestate]).toEqual([sentParent, sentState]);
+  });
+});
+
 describe("request ids", () => {
   it("keeps a sane one, replaces another, and never gives the engine the same twice", async () => {
     const { call, engine } = await setUp();

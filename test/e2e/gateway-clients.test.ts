@@ -2,6 +2,8 @@
 
 import { once } from "node:events";
 import type { IncomingMessage } from "node:http";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 import { describe, expect, it } from "vitest";
 import { eventually, ManualClock, MODEL } from "./gateway-fleet.ts";
 import { body, good, open, setUp, status, stream } from "./gateway-scripts.ts";
@@ -116,6 +118,22 @@ describe("breakers", () => {
     expect(busy.engines[0]!.requests).toHaveLength(5);
   });
 
+  it("leave a worker alone that begins every answer and breaks it off", async () => {
+    const clock = new ManualClock();
+    const { fleet, engines } = await setUp(
+      [
+        (response) => {
+          openStream(response);
+          response.write(chatChunk("a"), () => response.destroy());
+        },
+        good,
+      ],
+      { clock },
+    );
+    for (let i = 0; i < 10; i++) await (await stream(fleet.url)).text();
+    expect(engines[0]!.requests).toHaveLength(3);
+  });
+
   it("fail a lone broken worker's requests at once while open", async () => {
     const clock = new ManualClock();
     const { fleet, engines } = await setUp([status(502)], { clock });
@@ -127,6 +145,33 @@ describe("breakers", () => {
 });
 
 describe("overload", () => {
+  it("keeps of a running request its bytes, not its parsed form", async () => {
+    setFlagsFromString("--expose-gc");
+    const collect: () => void = runInNewContext("gc");
+    const { fleet, engines } = await setUp([
+      (response) => {
+        openStream(response);
+        response.write(chatChunk("a"));
+      },
+    ]);
+    const payload = body({ stream: true, unknown_field: Array(300_000).fill(0) });
+    const measure = () => {
+      collect();
+      return process.memoryUsage().heapUsed;
+    };
+    const clients = [];
+    const before = measure();
+    for (let i = 0; i < 3; i++) {
+      const client = open(fleet.url, payload);
+      clients.push(client);
+      const [response] = (await once(client, "response")) as [IncomingMessage];
+      await once(response, "data");
+      engines[0]!.requests.length = 0;
+    }
+    expect(measure() - before).toBeLessThan(10 * 1024 * 1024);
+    for (const client of clients) client.destroy();
+  });
+
   it("answers a thousand requests at once, each with its own answer", async () => {
     const { fleet } = await setUp([
       (response, { body: sent }) => streamAll(response, [String(JSON.parse(sent).seed)]),

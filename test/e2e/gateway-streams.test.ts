@@ -45,6 +45,10 @@ describe("a good stream", () => {
   });
 });
 
+/** As vLLM sends it ahead of the first token. */
+const PREAMBLE =
+  'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"prompt_text":null}\n\n';
+
 describe("before the first data", () => {
   const failures: [string, Script, string][] = [
     ["502", status(502), "upstream_error"],
@@ -54,6 +58,7 @@ describe("before the first data", () => {
     ["429", status(429), "upstream_busy"],
     ["529", status(529), "upstream_busy"],
     ["401 of the engine", status(401), "upstream_error"],
+    ["a redirect", status(302, { location: "http://127.0.0.1:1/" }), "upstream_error"],
     ["connection reset", (_response, { socket }) => void socket.resetAndDestroy(), "upstream_unreachable"],
     [
       "an error behind a 200",
@@ -61,6 +66,24 @@ describe("before the first data", () => {
         openStream(response);
         response.write(": warming up\n\n");
         response.end(`data: {"error":{"message":"secret engine words","code":500}}\n\n${DONE}`);
+      },
+      "upstream_error",
+    ],
+    [
+      "an error after a chunk that only names the speaker",
+      async (response) => {
+        openStream(response);
+        response.write(PREAMBLE);
+        await new Promise(setImmediate);
+        response.end(`data: {"error": {"message": "secret engine words", "code": 500}}\n\n${DONE}`);
+      },
+      "upstream_error",
+    ],
+    [
+      "a cut after such a chunk",
+      (response) => {
+        openStream(response);
+        response.write(PREAMBLE, () => response.destroy());
       },
       "upstream_error",
     ],
@@ -163,6 +186,38 @@ describe("before the first data", () => {
     clock.advance(1);
     expect(await (await response).text()).toBe(chatChunk("a") + chatChunk("b") + DONE);
     await abandoned;
+  });
+
+  it("passes a chunk that only names the speaker along with the first word, or alone when the engine thinks on", async () => {
+    const clock = new ManualClock();
+    let speak: () => void = () => {};
+    const { fleet, engines } = await setUp(
+      [
+        (response) => {
+          openStream(response);
+          response.write(PREAMBLE);
+          speak = () => response.end(chatChunk("a") + DONE);
+        },
+      ],
+      { clock, config: { limits: { firstByteTimeoutMs: 500, stallTimeoutMs: 60_000 } } },
+    );
+    for (const thinks of [false, true]) {
+      const answer = stream(fleet.url);
+      await engines[0]!.arrival(Number(thinks));
+      if (thinks) {
+        let headers = false;
+        void answer.then(() => {
+          headers = true;
+        });
+        await eventually(() => {
+          clock.advance(100);
+          return headers;
+        });
+      }
+      speak();
+      expect(await (await answer).text()).toBe(PREAMBLE + chatChunk("a") + DONE);
+    }
+    expect(fleet.warnings).toEqual([]);
   });
 
   it("stops at the deadline, whoever is left", async () => {

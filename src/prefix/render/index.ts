@@ -82,10 +82,12 @@ export class ChatRenderer {
    * Errors: `KedgeError` `invalid_request` if there is no prompt.
    */
   renderCompletion(body: JsonNode): Rendered[] {
-    const prompts: Rendered[] = isGiven(member(body, "prompt_embeds")) ? [unkeyed("prompt_embeds")] : [];
+    const embeds: Rendered[] = isGiven(member(body, "prompt_embeds")) ? [unkeyed("prompt_embeds")] : [];
     const prompt = member(body, "prompt");
-    if (isGiven(prompt))
-      prompts.push(...promptEntries(prompt, booleanMember(body, "add_special_tokens") ?? true));
+    const given = isGiven(prompt)
+      ? promptEntries(prompt, booleanMember(body, "add_special_tokens") ?? true)
+      : [];
+    const prompts = embeds.concat(given);
     if (prompts.length === 0)
       throw new KedgeError("invalid_request", "`prompt` is missing.", { param: "prompt" });
     return isGiven(member(body, "truncate_prompt_tokens"))

@@ -310,6 +310,10 @@ describe("completions", () => {
     expect(complete('{"prompt":"a","add_special_tokens":false}')).toMatchObject([{ addSpecial: false }]);
   });
 
+  it("takes lists of any length", () => {
+    expect(complete(`{"prompt":[${Array(300_000).fill('"a"').join()}]}`)).toHaveLength(300_000);
+  });
+
   it("keeps the number of prompts where one is not known", () => {
     const kinds = (body: string) => complete(body).map((entry) => entry.kind);
     expect(kinds('{"prompt":["a",[1.5]]}')).toEqual(["text", "unkeyed"]);
