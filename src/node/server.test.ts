@@ -2,6 +2,7 @@
 
 import { once } from "node:events";
 import { request as httpRequest, type IncomingMessage } from "node:http";
+import { connect } from "node:net";
 import { Hono } from "hono";
 import { afterEach, describe, expect, it } from "vitest";
 import type { ClientConnection, GatewayEnv } from "../gateway/index.ts";
@@ -78,6 +79,24 @@ describe("serveGateway", () => {
       late = true;
     });
     expect(late).toBe(true);
+  });
+
+  it("says so to every request that the client had sent ahead on the same connection", async () => {
+    const { server, arrival } = await start();
+    const arrivals = Array.from({ length: 20 }, arrival);
+    const socket = connect(Number(new URL(server.url).port), "127.0.0.1");
+    const warnings: Error[] = [];
+    const warned = (warning: Error) => void warnings.push(warning);
+    process.on("warning", warned);
+    socket.write("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".repeat(arrivals.length));
+    const clients = await Promise.all(arrivals);
+    clients[1]!.begin(200, {}, () => {}).write(Buffer.from("not its turn yet"));
+    const gone = clients.map((client) => new Promise<void>((resolve) => client.onGone(resolve)));
+    socket.destroy();
+    await Promise.all(gone);
+    await Promise.all(clients.map(({ response }) => response));
+    process.off("warning", warned);
+    expect(warnings).toEqual([]);
   });
 
   it("rejects the body of a client that leaves while it sends", async () => {

@@ -43,6 +43,8 @@ export async function serveGateway(options: ServeOptions): Promise<ServedGateway
     { noDelay: true, keepAlive: true, keepAliveTimeout: KEEP_ALIVE_MS, maxHeaderSize: MAX_HEADER_BYTES },
     listener,
   );
+  // Requests that a client sends ahead each listen for the end of its one connection.
+  server.on("connection", (socket) => socket.setMaxListeners(0));
   await listen(server, host, port);
   const address = server.address() as AddressInfo;
   const name = address.family === "IPv6" ? `[${address.address}]` : address.address;

@@ -18,16 +18,20 @@ export class NodeClient implements ClientConnection {
   private settle: (response: Response) => void = () => {};
   private responsePromise: Promise<Response> | null = null;
   private answered = false;
+  private gone = false;
 
   constructor(incoming: IncomingMessage, outgoing: ServerResponse) {
     this.incoming = incoming;
     this.outgoing = outgoing;
     // A write that meets a closed socket is no news: the close event tells.
     outgoing.on("error", () => {});
+    // The answer to a pipelined request has no socket before its turn, and does not hear of its end.
+    const { socket } = incoming;
+    const leave = () => this.leave();
+    socket.once("close", leave);
     outgoing.on("close", () => {
-      if (outgoing.writableFinished) return;
-      this.goneCallback?.();
-      this.markAnswered();
+      socket.off("close", leave);
+      this.leave();
     });
   }
 
@@ -84,7 +88,14 @@ export class NodeClient implements ClientConnection {
 
   onGone(callback: () => void): void {
     this.goneCallback = callback;
-    if (this.outgoing.destroyed && !this.outgoing.writableFinished) callback();
+    if (this.gone) callback();
+  }
+
+  private leave(): void {
+    if (this.gone || this.outgoing.writableFinished) return;
+    this.gone = true;
+    this.goneCallback?.();
+    this.markAnswered();
   }
 
   private markAnswered(): void {
