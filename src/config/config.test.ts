@@ -52,6 +52,22 @@ describe("a Dynamo user's environment works", () => {
   });
 });
 
+it("variables that Kubernetes sets for a service called kedge are not settings", () => {
+  const links = {
+    KEDGE_PORT: "tcp://10.0.0.1:8787",
+    KEDGE_SERVICE_HOST: "10.0.0.1",
+    KEDGE_SERVICE_PORT: "8787",
+    KEDGE_SERVICE_PORT_HTTP: "8787",
+    KEDGE_PORT_8787_TCP: "tcp://10.0.0.1:8787",
+    KEDGE_PORT_8787_TCP_ADDR: "10.0.0.1",
+    KEDGE_GATEWAY_PORT: "tcp://10.0.0.2:80",
+    KEDGE_GATEWAY_SERVICE_HOST: "10.0.0.2",
+  };
+  expect(loadConfig(links)).toEqual(loadConfig({}));
+  expect(loadConfig({ ...links, DYN_HTTP_PORT: "9000" }).port).toBe(9_000);
+  expect(problem(() => loadConfig({ KEDGE_SERVICE: "x" }))).toContain("KEDGE_SERVICE");
+});
+
 describe("precedence", () => {
   it("flags win over environment, environment over defaults", () => {
     const env = { DYN_ROUTER_MODE: "random", KEDGE_PORT: "9000" };
@@ -90,6 +106,12 @@ describe("what is wrong is named", () => {
 
   it("an unknown KEDGE_ name is an error with a suggestion", () => {
     expect(problem(() => loadConfig({ KEDGE_STALL_TIMEOUT: "5" }))).toContain("KEDGE_STALL_TIMEOUT_MS");
+  });
+
+  it("a delay longer than timers hold is refused, not cut to nothing", () => {
+    const name = "KEDGE_REQUEST_TIMEOUT_MS";
+    expect(loadConfig({ [name]: "2147483647" }).limits.requestTimeoutMs).toBe(2_147_483_647);
+    expect(problem(() => loadConfig({ [name]: "2147483648" }))).toContain(name);
   });
 
   it("an unknown key of the typed form is an error", () => {

@@ -60,7 +60,8 @@ function lookUp(
   if (flag !== undefined) return { name: `--${setting.flag}`, text: String(flag) };
   for (const name of setting.env) {
     const text = env[name];
-    if (text !== undefined && text.trim() !== "") return { name, text: text.trim() };
+    if (text !== undefined && text.trim() !== "" && !isServiceLink(name, text))
+      return { name, text: text.trim() };
   }
   return null;
 }
@@ -104,13 +105,24 @@ function unknownNames(
 ): string[] {
   const names = new Set(SETTINGS.flatMap((setting) => setting.env));
   const known = new Set(SETTINGS.map((setting) => setting.flag));
-  const problems = Object.keys(env)
-    .filter((name) => name.startsWith("KEDGE_") && !names.has(name))
-    .map((name) => `${name}: unknown setting${closest(name, names)}`);
+  const problems = Object.entries(env)
+    .filter(([name, text]) => name.startsWith("KEDGE_") && !names.has(name) && !isServiceLink(name, text))
+    .map(([name]) => `${name}: unknown setting${closest(name, names)}`);
   for (const flag of Object.keys(flags)) {
     if (!known.has(flag)) problems.push(`--${flag}: unknown setting${closest(flag, known)}`);
   }
   return problems;
+}
+
+/**
+ * Kubernetes sets such variables in every pod for each service of the namespace; one called kedge gives
+ * `KEDGE_PORT=tcp://10.0.0.1:80`, `KEDGE_SERVICE_HOST`, `KEDGE_PORT_80_TCP_ADDR`.
+ */
+function isServiceLink(name: string, text = ""): boolean {
+  return (
+    /_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)/.test(name) ||
+    (name.endsWith("_PORT") && /^(tcp|udp|sctp):\/\//.test(text))
+  );
 }
 
 /** Suggests the known name that shares the longest run of words. */

@@ -14,7 +14,8 @@ export const ROUTER_MODES = [
 
 const fraction = z.number().min(0).max(1);
 const nonNegative = z.number().nonnegative();
-const milliseconds = z.number().int().positive();
+/** Timers of JavaScript hold no more than 31 bits; a longer delay would fire at once. */
+const milliseconds = z.number().int().positive().max(2_147_483_647);
 
 const router = z
   .object({
