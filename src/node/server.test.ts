@@ -99,6 +99,30 @@ describe("serveGateway", () => {
     expect(warnings).toEqual([]);
   });
 
+  it.each([
+    ["announced", "content-length: 8000000"],
+    ["chunked", "transfer-encoding: chunked"],
+  ])(
+    "answers a refusal to a client that sends its whole body before it reads (%s)",
+    async (_name, framing) => {
+      const { server, arrival } = await start();
+      const arrived = arrival();
+      const socket = connect(Number(new URL(server.url).port), "127.0.0.1").pause();
+      socket.write(`POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n${framing}\r\n\r\n`);
+      const client = await arrived;
+      await Promise.all([
+        client.readBody(1_000).catch(() => client.send(413, {}, "too large")),
+        new Promise((sent) => {
+          const body = "x".repeat(8_000_000);
+          socket.write(framing.startsWith("content") ? body : `7a1200\r\n${body}\r\n0\r\n\r\n`, sent);
+        }),
+      ]);
+      let answer = "";
+      for await (const chunk of socket) answer += chunk;
+      expect(answer).toMatch(/^HTTP\/1.1 413 .*too large$/s);
+    },
+  );
+
   it("rejects the body of a client that leaves while it sends", async () => {
     const { server, arrival } = await start();
     const arrived = arrival();

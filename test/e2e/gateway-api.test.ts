@@ -5,7 +5,7 @@ import { once } from "node:events";
 import { request as httpRequest, type IncomingMessage } from "node:http";
 import { describe, expect, it } from "vitest";
 import { chat, setUp } from "./gateway-calls.ts";
-import { eventually, MODEL, registration } from "./gateway-fleet.ts";
+import { eventually, ManualClock, MODEL, registration } from "./gateway-fleet.ts";
 import { chatChunk, DONE, streamAll } from "./gateway-upstream.ts";
 
 describe("routes", () => {
@@ -32,6 +32,28 @@ describe("routes", () => {
     expect(Number.isInteger(data[0].created)).toBe(true);
     expect((await (await call("/v1/models/tide")).json()).parent).toBe(MODEL);
     expect((await call("/v1/models/none")).status).toBe(404);
+  });
+
+  it("says that a model is out of service while it has no worker, and unknown when it never had one", async () => {
+    const clock = new ManualClock();
+    const { call, fleet } = await setUp(["a", "b"], {
+      clock,
+      registrations: [registration("a"), registration("b", { model: "other", servedNames: ["other"] })],
+    });
+    const ask = async (model: string) => {
+      const response = await call("/v1/chat/completions", { body: { ...chat("x"), model } });
+      return [response.status, (await response.json()).error?.code, response.headers.get("retry-after")];
+    };
+    expect(await ask(MODEL)).toEqual([200, undefined, null]);
+    fleet.store.retire(registration("a"));
+    clock.advance(1_000);
+    expect(await ask(MODEL)).toEqual([503, "no_workers", "1"]);
+    expect(await ask("none")).toEqual([404, "model_not_found", null]);
+    clock.advance(600_000);
+    expect(await ask(MODEL)).toEqual([404, "model_not_found", null]);
+    fleet.store.retire(registration("b", { model: "other", servedNames: ["other"] }));
+    clock.advance(1_000);
+    expect(await ask("none")).toEqual([503, "no_workers", "1"]);
   });
 
   it("tells health, life and readiness", async () => {

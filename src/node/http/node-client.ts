@@ -11,6 +11,9 @@ import {
 /** Tells @hono/node-server that the answer has been written already. */
 const ALREADY_SENT = new Response(null, { headers: { "x-hono-already-sent": "true" } });
 
+/** Of a refused body so much is still read. */
+const DISCARDED_BYTES = 64 * 1024 * 1024;
+
 export class NodeClient implements ClientConnection {
   private readonly incoming: IncomingMessage;
   private readonly outgoing: ServerResponse;
@@ -65,12 +68,28 @@ export class NodeClient implements ClientConnection {
 
   send(status: number, headers: Readonly<Record<string, string>>, body: Uint8Array | string): void {
     if (this.outgoing.destroyed || this.outgoing.headersSent) return;
+    const { incoming, outgoing } = this;
     const length = typeof body === "string" ? Buffer.byteLength(body) : body.length;
     // A body that was refused unread cannot be followed by another request on this connection.
-    const closing = this.incoming.complete ? {} : { connection: "close" };
-    this.outgoing.writeHead(status, { ...headers, "content-length": length, ...closing });
-    this.outgoing.end(body);
+    const closing = incoming.complete ? {} : { connection: "close" };
+    outgoing.writeHead(status, { ...headers, "content-length": length, ...closing });
+    if (incoming.complete) outgoing.end(body);
+    else {
+      outgoing.write(body);
+      this.discardRest(() => outgoing.end());
+    }
     this.markAnswered();
+  }
+
+  /** Closing upon unread bytes resets the connection, and many clients read no answer before they have sent all. */
+  private discardRest(done: () => void): void {
+    const { incoming } = this;
+    let left = DISCARDED_BYTES;
+    incoming.on("data", (chunk: Buffer) => {
+      left -= chunk.length;
+      if (left < 0) done();
+    });
+    incoming.once("close", done);
   }
 
   begin(status: number, headers: Readonly<Record<string, string>>, onDrain: () => void): AnswerWriter {
