@@ -18,6 +18,11 @@ export class Copies {
   #onDevice = 0;
   #limit: number;
 
+  /** Blocks with doubtful copies. */
+  get doubted(): number {
+    return this.#doubtful.size;
+  }
+
   /** `capacityBlocks` includes the null block, as engines count; `onChange`: the first copy came or the last one went. */
   constructor(capacityBlocks: number | null, onChange: (block: Block) => void) {
     this.#capacity = capacityBlocks === null ? null : capacityBlocks - 1;
@@ -77,10 +82,15 @@ export class Copies {
     block.copies[at] = copies;
     block.totalCopies += copies - before;
     if (at % TIER_COUNT === 0) this.#onDevice += copies - before;
-    if (copies === 0) {
-      const doubts = this.#doubtful.get(block);
-      if (doubts !== undefined) doubts[at] = 0;
-    }
+    if (copies === 0) this.#forgetDoubts(block, at);
     if ((before === 0) !== (copies === 0)) this.#onChange(block);
+  }
+
+  /** A block without doubts is not kept: it may be gone for good. */
+  #forgetDoubts(block: Block, at: number): void {
+    const doubts = this.#doubtful.get(block);
+    if (doubts === undefined) return;
+    doubts[at] = 0;
+    if (doubts.every((count = 0) => count === 0)) this.#doubtful.delete(block);
   }
 }

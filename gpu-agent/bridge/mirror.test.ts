@@ -359,6 +359,16 @@ describe("one case each", () => {
       expect(mirror.apply([removed([B])])).toHaveLength(1);
     });
 
+    test("nothing of it is kept when all copies are evicted, however often that happens", () => {
+      const mirror = twice(100);
+      for (let round = 0; round < 50; round++) {
+        mirror.apply([removed([B, A]), removed([B, A])]);
+        expect([mirror.blockCount(), mirror.keyCount, mirror.doubtedCount]).toEqual([0, 0, 0]);
+        mirror.apply([stored([A, B], null, chainOf(1, 2)), stored([A, B], null, chainOf(1, 2))]);
+        expect(mirror.doubtedCount).toBe(2);
+      }
+    });
+
     test("it never was one if there are more copies than blocks; copies beyond doubt stay", () => {
       const mirror = twice(7);
       mirror.apply([stored([B], A, chainOf(2)), stored([C], B, chainOf(3))]);

@@ -112,6 +112,11 @@ export class Mirror {
     return this.#copies.recounts;
   }
 
+  /** Blocks some of whose copies may not be real. */
+  get doubtedCount(): number {
+    return this.#copies.doubted;
+  }
+
   get orphanCount(): number {
     return this.#orphans.size;
   }
@@ -160,30 +165,29 @@ export class Mirror {
   /** All that is published, root to leaf. */
   snapshot(): readonly StoreOp[] {
     const writer = new StoreWriter();
-    const order = this.#rootToLeaf();
+    const order = [...this.#rootToLeaf()];
     for (let tier = 0; tier < TIER_COUNT; tier++)
       for (const block of order) writePublished(block, tier, writer);
     return writer.flush();
   }
 
   /**
-   * All that is published, in portions of at least `budget` keys (a block is not cut), root to leaf. May be drawn out over
-   * minutes: each portion says what is published when it is drawn.
+   * All that is published, in portions of at least `budget` keys (a block is not cut), root to leaf in every tier. May be
+   * drawn out over minutes: each portion says what is published when it is drawn. A block that comes meanwhile below one
+   * that is not asserted yet is asserted in this walk too: otherwise a chain that grows with every walk would inherit
+   * ever older leases.
    */
   *reassert(budget: number): Generator<readonly StoreOp[], void, void> {
-    let writer = new StoreWriter();
+    let writers = TIERS.map(() => new StoreWriter());
     let written = 0;
-    const order = this.#rootToLeaf();
-    for (let tier = 0; tier < TIER_COUNT; tier++) {
-      for (const block of order) {
-        written += writePublished(block, tier, writer);
-        if (written < budget) continue;
-        yield writer.flush();
-        writer = new StoreWriter();
-        written = 0;
-      }
+    for (const block of this.#rootToLeaf()) {
+      for (const [tier, writer] of writers.entries()) written += writePublished(block, tier, writer);
+      if (written < budget) continue;
+      yield writers.flatMap((writer) => writer.flush());
+      writers = TIERS.map(() => new StoreWriter());
+      written = 0;
     }
-    if (written > 0) yield writer.flush();
+    if (written > 0) yield writers.flatMap((writer) => writer.flush());
   }
 
   #stored(event: BlockStored): void {
@@ -376,15 +380,16 @@ export class Mirror {
     }
   }
 
-  /** Every chained block, parents before children, a chain's blocks one after the other where it does not fork. */
-  #rootToLeaf(): Block[] {
-    const order: Block[] = [];
+  /**
+   * Every chained block, parents before children, a chain's blocks one after the other where it does not fork. Children
+   * are looked for when the next block is asked for.
+   */
+  *#rootToLeaf(): Generator<Block, void, void> {
     const stack: Block[] = [...this.#roots];
     for (let block = stack.pop(); block !== undefined; block = stack.pop()) {
-      order.push(block);
+      yield block;
       block.eachChild((child) => stack.push(child));
     }
-    return order;
   }
 }
 

@@ -113,11 +113,16 @@ function storeChanges(block: Block, tier: number, writer: StoreWriter, onlyPubli
 function unstoredPath(block: Block, tier: number, done: Set<Block>): Block[] {
   const path: Block[] = [];
   for (let at: Block | null = block; at !== null && !done.has(at); at = at.parent) {
-    if (at !== block && at.entries.length > 0 && at.entries[0]!.published[tier]! >= 0) break;
+    if (at !== block && at.entries.length > 0 && isPublished(at, tier)) break;
     done.add(at);
     path.push(at);
   }
   return path.reverse();
+}
+
+/** All of its keys: another block may vouch for some of them. */
+function isPublished({ entries }: Block, tier: number): boolean {
+  return entries.every(({ published }) => published[tier]! >= 0);
 }
 
 function removals(touched: readonly Block[]): RemoveOp[] {

@@ -204,6 +204,41 @@ describe("time", () => {
     expect(most).toBeLessThanOrEqual(MAX_KEYS_PER_BATCH);
   });
 
+  test.each([0.05, 0.5, 0.95])(
+    "no lease grows older than two walks in chains that grow once per walk, at %d of it",
+    (phase) => {
+      const rank = publisher();
+      /** When the lease of a key began: a child inherits its parent's. */
+      const began = new Map<bigint, number>();
+      bus.onKv(({ ops }) => {
+        for (const op of ops) {
+          if (op.op === "remove") continue;
+          const parents = op.parent === null ? nowMs : (began.get(op.parent) ?? Number.NEGATIVE_INFINITY);
+          for (const key of op.keys) began.set(key, Math.max(began.get(key) ?? 0, Math.min(nowMs, parents)));
+        }
+      });
+      const chains = 20;
+      const hashAt = (chain: number, depth: number) => BigInt(1 + chain * 1_000 + depth);
+      let depth = 200;
+      for (let chain = 0; chain < chains; chain++) {
+        const first = Array.from({ length: depth }, (_, i) => hashAt(chain, i));
+        rank.apply(batchOf(stored(first, null)));
+      }
+      let oldest = 0;
+      for (nowMs = 1_000; nowMs <= 12 * REASSERT_MS; nowMs += 1_000) {
+        rank.tick();
+        if (nowMs % REASSERT_MS === phase * REASSERT_MS) {
+          for (let chain = 0; chain < chains; chain++)
+            rank.apply(batchOf(stored([hashAt(chain, depth)], hashAt(chain, depth - 1))));
+          depth++;
+        }
+        for (const at of began.values()) oldest = Math.max(oldest, nowMs - at);
+      }
+      expect(began.size).toBe(chains * depth);
+      expect(oldest).toBeLessThanOrEqual(2 * REASSERT_MS);
+    },
+  );
+
   test("what was evicted while a walk is under way is not asserted", () => {
     const rank = publisher();
     rank.apply(batchOf(stored(hashes(3_000), null)));

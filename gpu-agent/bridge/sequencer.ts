@@ -30,10 +30,12 @@ interface Message {
 
 /**
  * `from`: first number asked for; `askAtMs`: not asked yet, for replays are spaced out; `verify`: the first answer must be the last
- * batch of before, or the engine is another one.
+ * batch of before, or the engine is another one; `knownTo`: highest number known to be published when it was asked: what is lost after
+ * that, the answer cannot contain.
  */
 interface Replay {
   readonly from: number;
+  knownTo: number;
   verify: boolean;
   askAtMs: number | null;
   progressMs: number;
@@ -53,6 +55,8 @@ export class Sequencer {
   #lastReplayFailed = false;
   /** The connection was lost since the last batch: a jump may then join two lives of the engine. */
   #reconnected = false;
+  /** A replay to be asked for as soon as one can be had: nothing else may ever tell of what is missing. */
+  #owed = false;
   #steps: Step[] = [];
 
   constructor(options: SequencerOptions) {
@@ -73,9 +77,11 @@ export class Sequencer {
    * once more: only the same engine process has it.
    */
   connected(nowMs: number): readonly Step[] {
-    if (this.#replay !== null) return [];
-    if (this.#last === null) this.#ask(0, nowMs);
-    else if (!this.#ask(this.#last.sequence, nowMs, true)) this.#reconnected = true;
+    this.#abandonReplay(nowMs);
+    if (!this.#catchUp(nowMs)) {
+      this.#reconnected = this.#last !== null;
+      this.#owed = true;
+    }
     return this.#take();
   }
 
@@ -85,6 +91,7 @@ export class Sequencer {
     this.#replay = null;
     this.#buffer = [];
     this.#reconnected = false;
+    this.#owed = false;
   }
 
   live(sequence: number, payload: Uint8Array, nowMs: number): readonly Step[] {
@@ -113,7 +120,7 @@ export class Sequencer {
   }
 
   replayFailed(nowMs: number): readonly Step[] {
-    if (this.#replay !== null) this.#finishReplay(nowMs, true);
+    if (this.#replay?.askAtMs === null) this.#finishReplay(nowMs, true);
     return this.#take();
   }
 
@@ -126,8 +133,28 @@ export class Sequencer {
       nowMs - replay.progressMs > (this.#options.replayTimeoutMs ?? 10_000)
     ) {
       this.#finishReplay(nowMs, true);
+    } else if (this.#owed && replay === null && nowMs >= this.#noReplayBeforeMs) {
+      this.#lastReplayFailed = false;
+      this.#catchUp(nowMs);
     }
     return this.#take();
+  }
+
+  /** Its answers and what came live meanwhile may be of two processes; what is good of both is asked for again. */
+  #abandonReplay(nowMs: number): void {
+    const replay = this.#replay;
+    if (replay === null) return;
+    this.#replay = null;
+    this.#buffer = [];
+    if (replay.askAtMs === null) this.#noReplayBeforeMs = nowMs + (this.#options.replaySpacingMs ?? 1_000);
+  }
+
+  /** Asks for what may have been missed. False if no replay can be had. */
+  #catchUp(nowMs: number): boolean {
+    const last = this.#last?.sequence;
+    if (!this.#ask(last ?? 0, last ?? -1, nowMs, last !== undefined)) return false;
+    this.#owed = false;
+    return true;
   }
 
   #take(): readonly Step[] {
@@ -143,7 +170,7 @@ export class Sequencer {
     }
     const last = this.#last;
     if (last === null) {
-      if (message.sequence > 0 && this.#ask(0, nowMs)) this.#buffer.push(message);
+      if (message.sequence > 0 && this.#ask(0, message.sequence, nowMs)) this.#buffer.push(message);
       else this.#accept(message);
     } else if (message.sequence === last.sequence + 1) {
       this.#accept(message);
@@ -154,7 +181,7 @@ export class Sequencer {
     } else if (this.#reconnected) {
       this.#reset("gap");
       this.#live(message, nowMs);
-    } else if (this.#ask(last.sequence + 1, nowMs)) {
+    } else if (this.#ask(last.sequence + 1, message.sequence, nowMs)) {
       this.#buffer.push(message);
     } else {
       this.#inOrder(message);
@@ -177,23 +204,38 @@ export class Sequencer {
 
   /** Live batches that came meanwhile follow; those that the replay contained are not counted twice. */
   #finishReplay(nowMs: number, failed: boolean): void {
-    if (failed && this.#replay?.verify === true) this.#reset("gap");
+    const replay = this.#replay;
+    if (failed && replay?.verify === true) this.#reset("gap");
     this.#replay = null;
     this.#lastReplayFailed = failed;
     const pause = failed
       ? (this.#options.replayCooldownMs ?? 30_000)
       : (this.#options.replaySpacingMs ?? 1_000);
     this.#noReplayBeforeMs = nowMs + pause;
+    this.#drain(replay, failed, nowMs);
+    if (failed && this.#last === null) this.#owed = true;
+  }
+
+  /** What was lost while the replay ran is asked for by another one. */
+  #drain(replay: Replay | null, failed: boolean, nowMs: number): void {
     const buffered = this.#buffer;
     this.#buffer = [];
-    for (const message of buffered) this.#inOrder(message);
+    for (const [i, message] of buffered.entries()) {
+      const next = (this.#last?.sequence ?? -1) + 1;
+      const isFresh = !failed && replay !== null && next > replay.knownTo;
+      if (message.sequence > next && isFresh && this.#ask(next, message.sequence, nowMs)) {
+        this.#buffer = buffered.slice(i);
+        return;
+      }
+      this.#inOrder(message);
+    }
   }
 
   /** Another engine process answers: all of its batches are asked for, those that came live still follow. */
   #startOver(nowMs: number): void {
     this.#reset("restart");
-    this.#replay = { from: 0, verify: false, askAtMs: null, progressMs: nowMs };
-    this.#steps.push({ kind: "replay", from: 0 });
+    this.#replay = { from: 0, knownTo: -1, verify: false, askAtMs: null, progressMs: nowMs };
+    this.#askNow(this.#replay, nowMs);
   }
 
   /** Accepts what is new; what is missing before it is missing for good. */
@@ -217,11 +259,12 @@ export class Sequencer {
   }
 
   /** False if no replay can be had. */
-  #ask(from: number, nowMs: number, verify = false): boolean {
+  #ask(from: number, knownTo: number, nowMs: number, verify = false): boolean {
     if (!this.#options.replayable) return false;
     const early = nowMs < this.#noReplayBeforeMs;
     if (early && this.#lastReplayFailed) return false;
-    this.#replay = { from, verify, askAtMs: early ? this.#noReplayBeforeMs : null, progressMs: nowMs };
+    const askAtMs = early ? this.#noReplayBeforeMs : null;
+    this.#replay = { from, knownTo, verify, askAtMs, progressMs: nowMs };
     if (!early) this.#askNow(this.#replay, nowMs);
     return true;
   }
@@ -229,6 +272,7 @@ export class Sequencer {
   #askNow(replay: Replay, nowMs: number): void {
     replay.askAtMs = null;
     replay.progressMs = nowMs;
+    replay.knownTo = Math.max(replay.knownTo, this.#buffer.at(-1)?.sequence ?? -1);
     this.#steps.push({ kind: "replay", from: replay.from });
   }
 }
