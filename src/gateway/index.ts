@@ -13,6 +13,7 @@ import { Forwarder } from "./forward.ts";
 import { GatewayMetrics } from "./metrics.ts";
 import { Directory, type ServedModel } from "./models.ts";
 import { PromptReader } from "./prompt.ts";
+import { requireJson } from "./request.ts";
 import { Router } from "./route.ts";
 import { Service } from "./service.ts";
 import { BusyThresholdApi, type ThresholdAnswer } from "./thresholds.ts";
@@ -110,6 +111,8 @@ function addHealth(app: Hono<GatewayEnv>, { store, isServing = () => true }: Gat
 }
 
 async function readText(c: Ctx): Promise<string> {
+  // Pages of other sites may post forms and plain text to a gateway on loopback, but not JSON.
+  requireJson((name) => c.req.header(name));
   const client = c.env?.client ?? new WebClient(c.req.raw);
   return new TextDecoder().decode(await client.readBody(ADMIN_BODY_BYTES));
 }

@@ -53,6 +53,10 @@ describe("readRequest", () => {
   it("tells the endpoint by the body where the route does not", () => {
     expect(readRequest(null, encode('{"model":"m","messages":[]}')).endpoint).toBe("chat");
     expect(readRequest(null, encode('{"model":"m","prompt":"x"}')).endpoint).toBe("completions");
+    expect(readRequest(null, encode('{"model":"m","prompt_embeds":"AA=="}')).endpoint).toBe("completions");
+    expect(readRequest(null, encode('{"model":"m","messages":null,"prompt":""}')).endpoint).toBe(
+      "completions",
+    );
   });
 
   it.each([
@@ -60,6 +64,7 @@ describe("readRequest", () => {
     ["{}", "invalid_request"],
     ['{"model":7,"prompt":""}', "invalid_request"],
     ['{"model":"m"}', "invalid_request"],
+    ['{"model":"m","messages":null}', "invalid_request"],
     ['{"model":"m",}', "invalid_json"],
     ["", "invalid_json"],
     ['\ufeff{"model":"m","prompt":""}', "invalid_json"],

@@ -34,6 +34,17 @@ export interface ClientRequest {
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const encoder = new TextEncoder();
 
+const JSON_TYPE = /^application\/(?:[\w.+-]+\+)?json\b/i;
+
+/** A body without a type is taken for JSON. Errors: `unsupported_media_type`. */
+export function requireJson(header: (name: string) => string | undefined): void {
+  const type = header("content-type");
+  const encoding = header("content-encoding");
+  if ((type !== undefined && !JSON_TYPE.test(type)) || (encoding !== undefined && encoding !== "identity")) {
+    throw new KedgeError("unsupported_media_type", "Send the body as plain application/json.");
+  }
+}
+
 /**
  * `endpoint` null: told by the body, `messages` for chat and `prompt` for completions.
  * Errors: `invalid_json`, `invalid_request`. Fields that only the engine needs are left to the engine to judge.
@@ -82,8 +93,9 @@ export function upstreamBody(request: ClientRequest): Uint8Array {
 }
 
 function detectEndpoint(document: JsonObject): Endpoint {
-  if (member(document, "messages") !== undefined) return "chat";
-  if (member(document, "prompt") !== undefined) return "completions";
+  const has = (name: string) => (member(document, name)?.type ?? "null") !== "null";
+  if (has("messages")) return "chat";
+  if (has("prompt") || has("prompt_embeds")) return "completions";
   throw new KedgeError("invalid_request", 'The body has neither "messages" nor "prompt".');
 }
 

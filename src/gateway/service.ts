@@ -11,11 +11,10 @@ import type { GatewayDeps, GatewayEnv } from "./deps.ts";
 import type { Forwarder, Job, JobStatus } from "./forward.ts";
 import type { GatewayMetrics } from "./metrics.ts";
 import { NO_OVERRIDES, type RequestOverrides, readOverrides } from "./overrides.ts";
-import { type ClientRequest, type Endpoint, readRequest, upstreamBody } from "./request.ts";
+import { type ClientRequest, type Endpoint, readRequest, requireJson, upstreamBody } from "./request.ts";
 import type { Route, Router } from "./route.ts";
 
 const SANE_REQUEST_ID = /^[\w.:-]{1,128}$/;
-const JSON_TYPE = /^application\/(?:[\w.+-]+\+)?json\b/i;
 /** W3C Trace Context; what is not in its form is not a trace, and tracestate means nothing without its parent. */
 const TRACE_PARENT = /^[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}(?:-[\w-]{0,64})?$/;
 const TRACE_STATE = /^[\x20-\x7e]{1,512}$/;
@@ -94,14 +93,7 @@ export class Service {
   private async read(c: Ctx, client: ClientConnection, endpoint: Endpoint | null): Promise<ClientRequest> {
     const allowed = this.parts.authenticate(c.req.header("authorization"));
     if (allowed instanceof Promise) await allowed;
-    const type = c.req.header("content-type");
-    const encoding = c.req.header("content-encoding");
-    if (
-      (type !== undefined && !JSON_TYPE.test(type)) ||
-      (encoding !== undefined && encoding !== "identity")
-    ) {
-      throw new KedgeError("unsupported_media_type", "Send the body as plain application/json.");
-    }
+    requireJson((name) => c.req.header(name));
     return readRequest(endpoint, await client.readBody(this.config.limits.bodyBytes));
   }
 

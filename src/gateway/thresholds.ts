@@ -106,7 +106,7 @@ function outOfRange(field: Field, value: number): string | null {
         ? null
         : `${field} must be a whole number of 0 or more.`;
     case "active_prefill_tokens_threshold_frac":
-      return value >= 0 ? null : `${field} must be 0 or more.`;
+      return Number.isFinite(value) && value >= 0 ? null : `${field} must be a number of 0 or more.`;
   }
 }
 

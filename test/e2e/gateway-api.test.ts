@@ -168,9 +168,14 @@ describe("bodies", () => {
       { "content-type": "text/plain" },
       { "content-encoding": "gzip" },
     ];
-    for (const headers of refused) {
-      const response = await call("/v1/chat/completions", { body: chat("x"), headers });
-      expect((await response.json()).error.code).toBe("unsupported_media_type");
+    for (const path of ["/v1/chat/completions", "/v1/completions", "/v1/route", "/busy_threshold"]) {
+      for (const headers of refused) {
+        const response = await call(path, { body: chat("x"), headers });
+        expect([response.status, (await response.json()).error.code]).toEqual([
+          415,
+          "unsupported_media_type",
+        ]);
+      }
     }
   });
 

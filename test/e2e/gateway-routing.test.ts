@@ -246,6 +246,7 @@ describe("busy thresholds", () => {
     [{ model: MODEL, active_prefill_tokens_threshold_frac: -1 }, 400],
     [{ model: MODEL, active_prefill_tokens_threshold: "many" }, 422],
     [{ active_prefill_tokens_threshold: 5 }, 422],
+    [`{"model":"${MODEL}","active_prefill_tokens_threshold_frac":1e400}`, 400],
     ["{", 422],
     [{ model: "none", active_prefill_tokens_threshold: 5 }, 404],
   ])("refuse %j with %i and an error text", async (body, status) => {
