@@ -169,6 +169,30 @@ describe("reports", () => {
     ]);
   });
 
+  test("none are of a rank that was removed, though its requests still end", () => {
+    addRank();
+    ledger.admitted(plan("a", 16));
+    report();
+    reports = [];
+    ledger.removeRank("w", 0);
+    ledger.progressed("a", 40);
+    ledger.finished("a");
+    timers.advance(5_000);
+    expect([reports, ledger.carried]).toEqual([[], 0]);
+  });
+
+  test("of a rank that came back do not count what its former life carried", () => {
+    addRank();
+    ledger.admitted(plan("a", 160));
+    ledger.removeRank("w", 0);
+    addRank();
+    ledger.admitted(plan("b", 32));
+    expect(report()).toMatchObject({ activeBlocks: 2, running: 1 });
+    ledger.firstData("a");
+    ledger.finished("a");
+    expect(report()).toMatchObject({ activeBlocks: 2, prefillTokens: 32, running: 1 });
+  });
+
   test("none follow after stopping", () => {
     addRank();
     ledger.admitted(plan("a", 16));

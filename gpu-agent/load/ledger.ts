@@ -135,7 +135,9 @@ export class LoadLedger implements RequestLedger {
     this.#options.timers.clearTimeout(this.#heartbeatTimer);
   }
 
+  /** A rank that was removed has no one to report for, though its requests may still come to their ends. */
   #note(rank: Rank): void {
+    if (this.#ranks.get(nameOf(rank.worker, rank.rank)) !== rank) return;
     this.#changed.add(rank);
     if (this.#flushTimer !== null || this.#stopped) return;
     this.#flushTimer = this.#options.timers.setTimeout(() => {

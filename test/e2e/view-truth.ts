@@ -2,7 +2,7 @@
 
 import { loadAgentModel } from "../../gpu-agent/agent.ts";
 import { type BlockTableRow, MODEL_DIR, type MockEngine } from "../../gpu-agent/engines/mock/index.ts";
-import type { InProcessBus } from "../../src/events/in-process.ts";
+import type { EventBus } from "../../src/events/bus.ts";
 import { bytesChain } from "../../src/prefix/bytes-scheme.ts";
 import { createHasher, type Hasher } from "../../src/prefix/hasher.ts";
 import { tokensChain } from "../../src/prefix/token-scheme.ts";
@@ -80,10 +80,12 @@ export class ViewKeys {
   /** Incarnations by `worker/rank`, in order. */
   readonly lives = new Map<string, string[]>();
   private readonly store: MemoryStore;
+  private readonly model: string;
   private readonly parents = new Map<bigint, bigint | null>();
 
-  constructor(bus: InProcessBus, store: MemoryStore) {
+  constructor(bus: EventBus, store: MemoryStore, model = MODEL) {
     this.store = store;
+    this.model = model;
     for (const row of store.fleet()) this.lives.set(`${row.worker}/${row.rank}`, [row.incarnation]);
     bus.onRegistration(({ worker, rank, incarnation }) => {
       const lives = this.lives.get(`${worker}/${rank}`) ?? [];
@@ -110,7 +112,7 @@ export class ViewKeys {
       places.set(slots.device, `${worker}/${rank}`);
     }
     for (const chain of this.chains()) {
-      const { lookup } = this.store.read(MODEL, chain);
+      const { lookup } = this.store.read(this.model, chain);
       for (let i = 0; i < lookup.count; i++) {
         const depth = lookup.confirmedDepth[i]!;
         if (depth === 0) continue;
