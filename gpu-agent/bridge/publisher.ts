@@ -34,6 +34,8 @@ export interface PublisherOptions {
   readonly reassertMs?: number;
   /** The registration is repeated so often; default 10 s. */
   readonly registerMs?: number;
+  /** A new incarnation was registered after the first; what else is said of the rank must be said again of it. */
+  readonly onNewLife?: () => void;
   /** The rank's events cannot be indexed: it goes on without them. */
   readonly onMismatch: (error: KedgeError) => void;
 }
@@ -195,6 +197,7 @@ export class RankPublisher {
     this.#nextWalkMs = this.#firstWalkMs();
     this.#registration = { ...this.#registration, incarnation: this.#options.newIncarnation() };
     this.#register();
+    this.#options.onNewLife?.();
   }
 
   #register(): void {

@@ -219,6 +219,7 @@ export class EngineWorker {
       now: this.#options.now,
       newIncarnation: this.#options.newIncarnation,
       ...(this.#options.reassertMs !== undefined && { reassertMs: this.#options.reassertMs }),
+      onNewLife: () => this.#options.ledger.renewed(spec.id, rank),
       onMismatch: (error) => {
         this.#fault = error;
         this.#options.log("error", error.message, { worker: spec.id, rank });

@@ -79,6 +79,12 @@ export class LoadLedger implements RequestLedger {
     this.#changed.delete(rank);
   }
 
+  /** The rank has a new incarnation, whose load nobody knows before it is reported. */
+  renewed(worker: string, number: number): void {
+    const rank = this.#ranks.get(nameOf(worker, number));
+    if (rank !== undefined) this.#note(rank);
+  }
+
   admitted(plan: Plan): void {
     this.finished(plan.requestId);
     const rank = this.#ranks.get(nameOf(plan.worker, plan.rank));

@@ -307,6 +307,22 @@ describe("while it runs", () => {
     expect(depthIn(view, scheme, prompt)).toBe(0);
   });
 
+  test("a new life's load is reported at once: unknown, it would stand behind all others", async () => {
+    const http = await httpEngine();
+    const engine = await engineWith();
+    const timers = new ManualTimers();
+    const spec = specOf(http, { events: engine.endpoint, replay: engine.replayEndpoint! });
+    const agent = agentFor([spec], { timers });
+    await engine.publish([engine.store(null, [1, 2]).event]);
+    await agent.start();
+    await until(() => agent.status().workers[0]!.ranks[0]!.blocks === 2, "2 blocks");
+    agent.cleared("w");
+    const { incarnation } = registrations.at(-1)!;
+    expect(registrations).toHaveLength(2);
+    timers.advance(10);
+    expect(loads.at(-1)).toMatchObject({ incarnation, activeBlocks: 0, running: 0 });
+  });
+
   test("a payload that cannot be read voids what was said: something is missing now", async () => {
     const http = await httpEngine();
     const engine = await engineWith();
