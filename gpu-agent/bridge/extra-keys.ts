@@ -21,8 +21,14 @@ export function readExtraKeys(raw: readonly unknown[] | null | undefined, adapte
   let salt: string | null = null;
   let foreign = false;
   const texts: string[] = [];
+  // Only the first of that name is the adapter: a tenant may choose it as a salt.
+  let adapterAhead = adapter !== null;
   for (const key of raw) {
-    if (key === null || key === undefined || key === adapter) continue;
+    if (key === null || key === undefined) continue;
+    if (adapterAhead && key === adapter) {
+      adapterAhead = false;
+      continue;
+    }
     if (typeof key === "string") {
       texts.push(key);
       continue;

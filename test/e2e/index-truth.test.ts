@@ -167,6 +167,17 @@ describe.each(SCHEMES)("scheme %s: the view equals the block table", { concurren
     }
   });
 
+  test("of adapters and salts, each a chain of its own, even if they share a name", async (context) => {
+    const loraModules = ["tide", "reef"].map((name) => ({ name, path: `/adapters/${name}` }));
+    const run = await Run.start(context, scheme, [{ loraModules, numGpuBlocks: 200 }]);
+    const prompt = tokens(40, 150);
+    for (const model of ["mock", "tide", "reef"]) {
+      for (const cache_salt of [undefined, "tide", "acme"]) await run.complete(prompt, { model, cache_salt });
+    }
+    await run.sameAsTables();
+    expect(run.engine.blockTable().length).toBeGreaterThanOrEqual(9 * 9);
+  });
+
   test("with many requests at once, some of them preempted", async (context) => {
     const run = await Run.start(context, scheme, [{ numGpuBlocks: 40 }]);
     const jobs = Array.from({ length: 24 }, (_, i) =>

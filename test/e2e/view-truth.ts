@@ -44,7 +44,7 @@ export class TableKeys {
   private chainOf(path: readonly BlockTableRow[]): BigUint64Array {
     const [first] = path;
     const adapter = first?.loraName ?? null;
-    const salt = first?.extraKeys?.find((key) => key !== adapter) ?? null;
+    const salt = first?.extraKeys?.[adapter === null ? 0 : 1] ?? null;
     const identity = { model: MODEL, adapter, salt };
     const ids = path.flatMap(({ tokenIds }) => [...tokenIds]);
     if (this.vocabulary === null) return tokensChain(this.hasher, identity, ids).keys;
