@@ -86,6 +86,27 @@ describe("space", () => {
     expect(bench.store.figures().entries).toBeLessThan(8_000);
   });
 
+  it("tells 70,000 lives within one horizon apart, and gives their slots out again after it", () => {
+    const horizonMs = 3_600_000;
+    const bench = new Bench({ horizonMs });
+    const chain = bench.chain(32);
+    const live = (era: string) => {
+      for (let life = 0; life < 70_000; life++) {
+        bench.nowMs += 10;
+        const key = bench.begin("a", `${era}-${life}`);
+        const depth = life % 10 === 0 ? life % 33 : 0;
+        if (depth > 0) bench.write(key, storeKeys(chain.subarray(0, depth)));
+        if (life % 100 === 0) expect(bench.depths(chain)).toEqual({ a: depth });
+      }
+    };
+    live("first");
+    const { slots } = bench.store.figures();
+    bench.nowMs += horizonMs + 1_000;
+    live("second");
+    // The last life of the first era still has its own when the second begins.
+    expect(bench.store.figures().slots).toBeLessThanOrEqual(slots + 3);
+  });
+
   it("bounds predictions, and the newest stay", () => {
     const bench = new Bench({ maxPredictedEntries: 1_000 });
     const key = bench.begin("a");

@@ -7,7 +7,9 @@ export class SlotTable {
   generation = 0;
   private allotted = 0;
   /** Inert slots in the order of their release, with the tick from which they may be reused. */
-  private readonly waiting: { slot: number; freeAt: number }[] = [];
+  private waiting: { slot: number; freeAt: number }[] = [];
+  /** How many of them are reused already: taking from an array's front would move all the others. */
+  private taken = 0;
 
   /** Slots ever allotted; all are below this. */
   get size(): number {
@@ -15,9 +17,10 @@ export class SlotTable {
   }
 
   allot(now: number): number {
-    const first = this.waiting[0];
+    const first = this.waiting[this.taken];
     if (first !== undefined && first.freeAt <= now) {
-      this.waiting.shift();
+      this.taken += 1;
+      if (this.taken * 2 > this.waiting.length) this.dropTaken();
       this.inert[first.slot] = 0;
       return first.slot;
     }
@@ -36,5 +39,10 @@ export class SlotTable {
       this.waiting.push({ slot, freeAt });
     }
     this.generation += 1;
+  }
+
+  private dropTaken(): void {
+    this.waiting = this.waiting.slice(this.taken);
+    this.taken = 0;
   }
 }
