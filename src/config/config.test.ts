@@ -68,6 +68,15 @@ it("variables that Kubernetes sets for a service called kedge are not settings",
   expect(problem(() => loadConfig({ KEDGE_SERVICE: "x" }))).toContain("KEDGE_SERVICE");
 });
 
+it("API keys are digests, in either case, also as sha256sum prints them; others are told how to make one", () => {
+  const hex = "0123456789abcdef".repeat(4);
+  expect(loadConfig({ KEDGE_API_KEYS: `${hex.toUpperCase()}, ${hex}  -,` }).apiKeyDigests).toEqual([
+    hex,
+    hex,
+  ]);
+  expect(problem(() => loadConfig({ KEDGE_API_KEYS: "secret" }))).toContain("sha256sum");
+});
+
 describe("precedence", () => {
   it("flags win over environment, environment over defaults", () => {
     const env = { DYN_ROUTER_MODE: "random", KEDGE_PORT: "9000" };

@@ -17,6 +17,16 @@ const nonNegative = z.number().nonnegative();
 /** Timers of JavaScript hold no more than 31 bits; a longer delay would fire at once. */
 const milliseconds = z.number().int().positive().max(2_147_483_647);
 
+/** As `sha256sum` prints it, file name and all. */
+const digest = z
+  .string()
+  .transform((text) => text.replace(/\s+\*?-$/, ""))
+  .pipe(
+    z.string().regex(/^[0-9a-f]{64}$/, {
+      error: 'not a SHA-256 digest of 64 hex digits; make one of a key by: printf %s "$KEY" | sha256sum',
+    }),
+  );
+
 const router = z
   .object({
     mode: z.enum(ROUTER_MODES).default("kv"),
@@ -85,7 +95,7 @@ export const kedgeConfigSchema = z
     host: z.string().min(1).default("127.0.0.1"),
     port: z.number().int().min(0).max(65_535).default(8787),
     /** SHA-256 digests (64 hex digits) of the accepted API keys. */
-    apiKeyDigests: z.array(z.string().regex(/^[0-9a-f]{64}$/)).default([]),
+    apiKeyDigests: z.array(digest).default([]),
     /** Explanations for callers: /v1/route, routing headers, per-request overrides. */
     explain: z.boolean().default(false),
     router: router.prefault({}),

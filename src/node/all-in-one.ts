@@ -2,11 +2,12 @@
 
 import { createHash } from "node:crypto";
 import { hostname } from "node:os";
+import { setTimeout } from "node:timers/promises";
 import { Agent, type AgentStatus, type EngineSpec } from "../../gpu-agent/agent.ts";
 import { MODEL_DIR } from "../../gpu-agent/engines/mock/index.ts";
-import { Ingress } from "../../gpu-agent/ingress/index.ts";
+import { Ingress, type IngressEngine } from "../../gpu-agent/ingress/index.ts";
 import type { KedgeConfig } from "../config/index.ts";
-import { KedgeError } from "../errors/index.ts";
+import { KedgeError, toKedgeError } from "../errors/index.ts";
 import { InProcessBus } from "../events/in-process.ts";
 import { createGateway } from "../gateway/index.ts";
 import { Indexer } from "../indexer/index.ts";
@@ -16,7 +17,14 @@ import { Registry } from "../telemetry/registry.ts";
 import { monotonicClock, promptTimers } from "./clock.ts";
 import type { EngineOption } from "./engine-option.ts";
 import { MOCK_MODEL, type MockFleetOptions, type MockProcess, startMockFleet } from "./mock-fleet.ts";
-import { type LoadedModel, loadModel, loadModels, type ModelSettings } from "./models.ts";
+import {
+  isUnreachable,
+  type LoadedModel,
+  loadModel,
+  loadModels,
+  type ModelSettings,
+  type ModelsOfEngines,
+} from "./models.ts";
 import { type ServedGateway, serveGateway } from "./server.ts";
 
 export type AllInOneLog = (
@@ -43,6 +51,8 @@ export interface EngineListing {
   readonly worker: string;
   readonly url: string;
   readonly role: string;
+  /** False: it did not answer yet, and joins when it does. */
+  readonly serving: boolean;
   /** KV events of rank 0; null: none, its cache is predicted. */
   readonly events: string | null;
   readonly pid: number | null;
@@ -58,12 +68,14 @@ export interface AllInOne {
 }
 
 const INDEXER_TICK_MS = 1_000;
+/** How often an engine that did not answer at the start is asked again. */
+const JOIN_POLL_MS = 1_000;
 /** Agents walk over what they hold well before the lease of it ends. */
 const REASSERTS_PER_HORIZON = 4;
 
 /**
- * Resolves when the gateway listens and every engine serves.
- * Errors: `config_invalid`, `engine_mismatch`, `upstream_unreachable`; what was started is ended before.
+ * Resolves when the gateway listens and every engine that answers serves; others join when they answer.
+ * Errors: `config_invalid`, `engine_mismatch`, `upstream_unreachable` if no engine answers; what was started is ended before.
  */
 export async function startAllInOne(options: AllInOneOptions): Promise<AllInOne> {
   const closers: (() => Promise<void> | void)[] = [];
@@ -87,11 +99,9 @@ async function start(
   const { config, log = () => {}, random = Math.random } = options;
   const mocks = options.mock ? await startMockFleet(options.mock) : [];
   closers.push(async () => void (await Promise.all(mocks.map((mock) => mock.close()))));
-  const specs = [
-    ...mocks.map(mockSpec),
-    ...(options.engines ?? []).map((engine) => engineSpec(engine, config)),
-  ];
-  const models = await modelsOf(options, mocks.length > 0);
+  const { models, silent } = await modelsOf(options, mocks.length > 0);
+  const present = (options.engines ?? []).filter((engine) => !silent.includes(engine));
+  const specs = [...mocks.map(mockSpec), ...present.map((engine) => engineSpec(engine, config))];
 
   const { bus, store } = startView(config, random, log, closers);
   const agent = new Agent({
@@ -112,24 +122,68 @@ async function start(
   });
   closers.push(() => agent.stop());
   await agent.start();
-  for (const { id, url, apiKey } of specs) {
-    ingress.addEngine({
-      worker: id,
-      url,
-      dpSize: rankCount(agent, id),
-      ...(apiKey !== undefined && { apiKey }),
-    });
-  }
+  for (const spec of specs) ingress.addEngine(ingressEngine(spec, agent));
   closers.push(() => ingress.drain(config.limits.drainTimeoutMs));
+  const stopped = new AbortController();
+  closers.push(() => stopped.abort());
+  for (const engine of silent)
+    void joinLater(engine, { options, models, agent, ingress, log, signal: stopped.signal });
   const served = await serve(options, store, ingress, models, random);
   closers.push(() => served.close());
   return {
     url: served.url,
-    engines: specs.map((spec, i) => listing(spec, mocks[i] ?? null, agent)),
+    engines: [
+      ...specs.map((spec, i) => listing(spec, mocks[i] ?? null, agent)),
+      ...silent.map((engine) => listing(engineSpec(engine, config), null, agent)),
+    ],
     store,
     agentStatus: () => agent.status(),
     close,
   };
+}
+
+interface Joining {
+  readonly options: AllInOneOptions;
+  /** Shared with agent and gateway: an engine that comes late may bring a model. */
+  readonly models: LoadedModel[];
+  readonly agent: Agent;
+  readonly ingress: Ingress;
+  readonly log: AllInOneLog;
+  readonly signal: AbortSignal;
+}
+
+/** One engine that is down must not keep the others from serving: it joins when it answers. */
+async function joinLater(
+  engine: EngineOption,
+  { options, models, agent, ingress, log, signal }: Joining,
+): Promise<void> {
+  log("warn", `no engine answers at ${engine.url}; it joins when it does`);
+  const spec = engineSpec(engine, options.config);
+  try {
+    for (const model of await loadOnceThere(engine, options, signal)) {
+      if (!models.some(({ card }) => card.model === model.card.model)) models.push(model);
+    }
+    await agent.add(spec);
+    ingress.addEngine(ingressEngine(spec, agent));
+  } catch (thrown) {
+    if (!signal.aborted)
+      log("error", `The engine at ${engine.url} cannot join: ${toKedgeError(thrown).message}`);
+  }
+}
+
+async function loadOnceThere(
+  engine: EngineOption,
+  options: AllInOneOptions,
+  signal: AbortSignal,
+): Promise<LoadedModel[]> {
+  for (;;) {
+    await setTimeout(JOIN_POLL_MS, undefined, { signal, ref: false });
+    try {
+      return (await loadModels([engine], options.model ?? {})).models;
+    } catch (thrown) {
+      if (!isUnreachable(thrown)) throw thrown;
+    }
+  }
 }
 
 function startView(
@@ -216,11 +270,11 @@ function cannotListen(thrown: NodeJS.ErrnoException, host: string, port: number)
   });
 }
 
-async function modelsOf(options: AllInOneOptions, withMocks: boolean): Promise<LoadedModel[]> {
-  const named = await loadModels(options.engines ?? [], options.model ?? {});
-  if (!withMocks) return named;
+async function modelsOf(options: AllInOneOptions, withMocks: boolean): Promise<ModelsOfEngines> {
+  const { models, silent } = await loadModels(options.engines ?? [], options.model ?? {});
+  if (!withMocks) return { models, silent };
   const mock = await loadModel(MODEL_DIR, { ...options.model, model: MOCK_MODEL });
-  return [...named, mock];
+  return { models: [...models, mock], silent };
 }
 
 const PLACE = { region: "local", cluster: "local" } as const;
@@ -252,17 +306,20 @@ function engineSpec(engine: EngineOption, config: KedgeConfig): EngineSpec {
   };
 }
 
-function rankCount(agent: Agent, worker: string): number {
-  return agent.status().workers.find((each) => each.worker === worker)?.ranks.length ?? 1;
+function ingressEngine({ id, url, apiKey }: EngineSpec, agent: Agent): IngressEngine {
+  const status = agent.status().workers.find(({ worker }) => worker === id);
+  return { worker: id, url, dpSize: status?.ranks.length ?? 1, ...(apiKey !== undefined && { apiKey }) };
 }
 
 function listing(spec: EngineSpec, mock: MockProcess | null, agent: Agent): EngineListing {
-  const ranks = agent.status().workers.find(({ worker }) => worker === spec.id)?.ranks ?? [];
+  const status = agent.status().workers.find(({ worker }) => worker === spec.id);
+  const ranks = status?.ranks ?? [];
   const events = typeof spec.events === "string" ? spec.events : (spec.events?.[0] ?? "found at the engine");
   return {
     worker: spec.id,
     url: spec.url,
     role: spec.role,
+    serving: status?.state === "serving",
     events: ranks.some((rank) => rank.kvEvents) ? events : null,
     pid: mock?.pid ?? null,
   };

@@ -21,14 +21,34 @@ interface Named {
 
 const ASK_TIMEOUT_MS = 5_000;
 
-/** Each model once, under the name that its engine serves it by. Errors: `config_invalid` with the option to add, `upstream_unreachable`. */
+export interface ModelsOfEngines {
+  /** Each model once, under the name that its engines serve it by. */
+  readonly models: LoadedModel[];
+  /** Engines that do not answer. */
+  readonly silent: EngineOption[];
+}
+
+/** Errors: `config_invalid` with the option to add, `upstream_error`; `upstream_unreachable` if not one engine answers. */
 export async function loadModels(
   engines: readonly EngineOption[],
   settings: ModelSettings,
-): Promise<LoadedModel[]> {
+): Promise<ModelsOfEngines> {
   const paths = new Map<string, string>();
-  for (const { name, path } of await Promise.all(engines.map(locate))) paths.set(name, path);
-  return Promise.all([...paths].map(([model, path]) => loadModel(path, { ...settings, model })));
+  const silent: EngineOption[] = [];
+  const answers = await Promise.allSettled(engines.map(locate));
+  answers.forEach((answer, i) => {
+    if (answer.status === "fulfilled") paths.set(answer.value.name, answer.value.path);
+    else if (isUnreachable(answer.reason)) silent.push(engines[i]!);
+    else throw answer.reason;
+  });
+  const first = answers[0];
+  if (paths.size === 0 && first?.status === "rejected") throw first.reason;
+  const models = [...paths].map(([model, path]) => loadModel(path, { ...settings, model }));
+  return { models: await Promise.all(models), silent };
+}
+
+export function isUnreachable(thrown: unknown): boolean {
+  return thrown instanceof KedgeError && thrown.code === "upstream_unreachable";
 }
 
 export async function loadModel(path: string, options: ModelCardOptions): Promise<LoadedModel> {
@@ -76,6 +96,6 @@ async function ask(url: string, apiKey: string | null): Promise<Response> {
       signal: AbortSignal.timeout(ASK_TIMEOUT_MS),
     });
   } catch (cause) {
-    throw new KedgeError("upstream_unreachable", `No engine answers at ${url}.`, { cause });
+    throw new KedgeError("upstream_unreachable", `No engine answers at ${url}; is it up?`, { cause });
   }
 }

@@ -2,13 +2,20 @@
 
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
+import { type AddressInfo, createServer } from "node:net";
 import { createInterface } from "node:readline";
 import { afterEach, expect, it } from "vitest";
 
 interface Summary {
   readonly url: string;
   readonly models: string[];
-  readonly engines: { worker: string; url: string; events: string | null; pid: number | null }[];
+  readonly engines: {
+    worker: string;
+    url: string;
+    serving: boolean;
+    events: string | null;
+    pid: number | null;
+  }[];
 }
 
 const running: ChildProcess[] = [];
@@ -24,7 +31,9 @@ function up(...args: string[]): ChildProcess {
 }
 
 async function summaryOf(child: ChildProcess): Promise<Summary> {
-  const ended = once(child, "exit").then(([code]) => Promise.reject(new Error(`kedge up ended with ${code}`)));
+  const ended = once(child, "exit").then(([code]) =>
+    Promise.reject(new Error(`kedge up ended with ${code}`)),
+  );
   const [line] = await Promise.race([once(createInterface({ input: child.stdout! }), "line"), ended]);
   ended.catch(() => undefined);
   return JSON.parse(String(line)) as Summary;
@@ -55,10 +64,22 @@ const CHAT = JSON.stringify({
   messages: [{ role: "user", content: "Where are the tides?" }],
 });
 
-function chat(url: string): Promise<Response> {
+const MOCK = ["--disable-warning=ExperimentalWarning", "src/node/cli/main.ts", "mock-engine"];
+
+/** A port that nobody listens on, for an engine that comes later. */
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = server.address() as AddressInfo;
+  server.close();
+  await once(server, "close");
+  return port;
+}
+
+function chat(url: string, headers: Record<string, string> = {}): Promise<Response> {
   return fetch(`${url}/v1/chat/completions`, {
     method: "POST",
-    headers: { "content-type": "application/json" },
+    headers: { "content-type": "application/json", ...headers },
     body: CHAT,
   });
 }
@@ -88,6 +109,45 @@ it("serves engines that already run, under the given name, and leaves them runni
   expect((await chat(url)).headers.get("x-kedge-worker")).toBe("named/0");
   expect(await stop(child, "SIGTERM")).toBe(0);
   expect((await fetch(`${engine!.url}/health`)).status).toBe(200);
+});
+
+it("serves with the engines that answer; one that is down joins when it comes up", async () => {
+  const port = await freePort();
+  const there = up("--mock", "1", "--profile", "zero");
+  const { engines } = await summaryOf(there);
+  const model = "model=gpu-agent/engines/mock/model";
+  const late = `http://127.0.0.1:${port}`;
+  const child = up(
+    "--engine",
+    `${engines[0]!.url},id=there,${model}`,
+    "--engine",
+    `${late},id=late,${model}`,
+  );
+  const { url, engines: listed } = await summaryOf(child);
+  expect(listed).toMatchObject([
+    { worker: "there", serving: true },
+    { worker: "late", serving: false },
+  ]);
+  expect((await chat(url)).headers.get("x-kedge-worker")).toBe("there/0");
+  const engine = spawn(process.execPath, [...MOCK, "--port", String(port), "--profile", "zero"], {
+    stdio: "ignore",
+  });
+  running.push(engine);
+  await expect
+    .poll(async () => (await chat(url, { "x-kedge-worker": "late" })).status, { timeout: 10_000 })
+    .toBe(200);
+  expect(await stop(child, "SIGTERM")).toBe(0);
+}, 30_000);
+
+it("no engine that answers is an error", async () => {
+  const child = up("--engine", `http://127.0.0.1:${await freePort()}`);
+  let stderr = "";
+  child.stderr!.on("data", (text) => {
+    stderr += String(text);
+  });
+  const [code] = await once(child, "exit");
+  expect(code).toBe(1);
+  expect(stderr).toContain("No engine answers");
 });
 
 it("an engine whose model files are elsewhere is an error that says what to add", async () => {

@@ -124,21 +124,26 @@ function servedNames(store: AllInOne["store"]): string[] {
 
 function banner({ url, engines, store }: AllInOne, config: KedgeConfig, withMocks: boolean): string {
   const [model = "MODEL"] = servedNames(store);
+  const key = config.apiKeyDigests.length > 0 ? ` -H "authorization: Bearer $KEY"` : "";
   const lines = [
     `kedge: gateway on ${url}, router mode ${config.router.mode}${config.router.kvEvents ? "" : ", without KV events"}`,
-    ...engines.map(({ worker, url: at, role, events }) => {
-      const cache = events === null ? "cache predicted" : `KV events ${events}`;
+    ...engines.map(({ worker, url: at, role, serving, events }) => {
+      const cache = !serving
+        ? "does not answer yet"
+        : events === null
+          ? "cache predicted"
+          : `KV events ${events}`;
       return `  ${worker.padEnd(12)} ${at}  ${role}  ${cache}`;
     }),
     "",
     withMocks ? "Mock engines speak vLLM's protocols and make words up. Try:" : "Try:",
-    `  curl -sN ${url}/v1/chat/completions -H 'content-type: application/json' \\`,
+    `  curl -sN ${callable(url)}/v1/chat/completions -H 'content-type: application/json'${key} \\`,
     `    -d '{"model":"${model}","stream":true,"messages":[{"role":"user","content":"Hello"}]}'`,
   ];
   if (config.explain) {
     lines.push(
       "And see how it was routed:",
-      `  curl -s ${url}/v1/route -H 'content-type: application/json' \\`,
+      `  curl -s ${callable(url)}/v1/route -H 'content-type: application/json'${key} \\`,
       `    -d '{"model":"${model}","messages":[{"role":"user","content":"Hello"}]}'`,
     );
   }
@@ -149,6 +154,11 @@ function banner({ url, engines, store }: AllInOne, config: KedgeConfig, withMock
     );
   }
   return lines.join("\n");
+}
+
+/** An address that listens everywhere, as one that can be called. */
+function callable(url: string): string {
+  return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:");
 }
 
 function whole(text: string): number {
