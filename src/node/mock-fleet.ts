@@ -58,7 +58,8 @@ export async function startMockFleet(options: MockFleetOptions): Promise<MockPro
 
 async function startMockProcess(options: MockFleetOptions, index: number): Promise<MockProcess> {
   const child = spawn(process.execPath, [...process.execArgv, mainScript(), ...commandLine(options, index)], {
-    stdio: ["ignore", "pipe", "pipe"],
+    // The channel carries nothing: its end tells the child that this process is gone, however it went.
+    stdio: ["ignore", "pipe", "pipe", "ipc"],
     // Its own process group: Ctrl-C reaches the parent alone, which lets running requests finish first.
     detached: true,
   });

@@ -96,6 +96,13 @@ it.each(["SIGINT", "SIGTERM"] as const)("serves mock engines and ends cleanly on
   expect(engines.map(({ pid }) => isAlive(pid!))).toEqual([false, false]);
 });
 
+it("leaves no mock engine behind when it is killed", async () => {
+  const child = up("--profile", "zero");
+  const { engines } = await summaryOf(child);
+  await stop(child, "SIGKILL");
+  await expect.poll(() => engines.some(({ pid }) => isAlive(pid!)), { timeout: 5_000 }).toBe(false);
+});
+
 it("serves engines that already run, under the given name, and leaves them running", async () => {
   const fleet = up("--mock", "1", "--profile", "zero");
   const { engines } = await summaryOf(fleet);

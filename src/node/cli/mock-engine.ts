@@ -213,7 +213,7 @@ Example:
   kedge mock-engine --port 8001 --profile 8b-h100 \\
     --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558","topic":"kv-events"}'`;
 
-/** Runs until a signal. The first line on stdout is JSON with the addresses, for a parent process to read. */
+/** Runs until a signal, or the end of a parent that opened a channel to it. The first line on stdout is JSON with the addresses, for a parent process to read. */
 async function run(flags: Flags): Promise<void> {
   const engine = await startMockEngine(optionsOf(flags));
   const { url, servedModelNames, eventsEndpoints, replayEndpoints } = engine;
@@ -230,5 +230,7 @@ async function run(flags: Flags): Promise<void> {
     };
     process.on("SIGTERM", () => stop(false));
     process.on("SIGINT", () => stop(true));
+    process.on("disconnect", () => stop(true));
+    process.channel?.unref();
   });
 }
