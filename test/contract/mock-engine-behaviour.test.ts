@@ -102,6 +102,11 @@ describe("limits", () => {
     );
   });
 
+  it("refuses more sequences than any engine would run for one request", async () => {
+    const engine = await start();
+    for (const n of [0, -1, 16_385, 1e9, 1e300]) expect((await chat(engine, { n })).status).toBe(400);
+  });
+
   it("a model that does not fit its cache does not start", async () => {
     await expect(startMockEngine({ numGpuBlocks: 64, maxModelLen: 2000 })).rejects.toMatchObject({
       code: "config_invalid",

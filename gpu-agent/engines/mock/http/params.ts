@@ -168,9 +168,13 @@ export function readParams(
   };
 }
 
+/** vLLM's default bound (VLLM_MAX_N_SEQUENCES) on the sequences of one request. */
+const MAX_SEQUENCES = 16_384;
+
 function checkSampling(engine: Engine, body: Body, temperature: number | null): void {
   const n = numberField(body, "n");
   if (n !== null && n < 1) throw badRequest(`n must be at least 1, got ${n}.`);
+  if (n !== null && n > MAX_SEQUENCES) throw badRequest(`n must be at most ${MAX_SEQUENCES}, got ${n}.`);
   if (temperature !== null && temperature < 0) {
     const shown = Number.isInteger(temperature) ? `${temperature}.0` : String(temperature);
     throw badRequest(
