@@ -3,13 +3,13 @@
 import { KedgeError } from "../src/errors/index.ts";
 import type { EventBus, Unsubscribe } from "../src/events/bus.ts";
 import type { EngineSpec } from "./bridge/facts.ts";
-import { EngineWorker, type Log, type WorkerStatus } from "./bridge/worker.ts";
+import { EngineWorker, type Log, type WorkerState, type WorkerStatus } from "./bridge/worker.ts";
 import type { AgentModel } from "./engines/model.ts";
 import { LoadLedger, type Timers } from "./load/ledger.ts";
 import type { RequestLedger } from "./load/types.ts";
 
 export type { EngineSpec } from "./bridge/facts.ts";
-export type { Log, WorkerStatus } from "./bridge/worker.ts";
+export type { Log, WorkerState, WorkerStatus } from "./bridge/worker.ts";
 export {
   type AgentModel,
   cardOf,
@@ -35,10 +35,12 @@ export interface AgentOptions {
   readonly newIncarnation?: () => string;
   /** Health and metrics are asked for so often; default 1 s. */
   readonly pollMs?: number;
-  /** Failed polls in a row after which an engine is lost; default 3. */
+  /** Failed polls in a row after which an engine is lost, failed scrapes after which its load is unknown; default 3. */
   readonly lostAfter?: number;
   /** A walk over all held keys takes so long; default 15 minutes. At most a quarter of the view's horizon. */
   readonly reassertMs?: number;
+  /** An engine serves, is lost, or serves again. */
+  readonly onState?: (worker: string, state: WorkerState) => void;
   /** A change of load waits at most this long for others; default 5 ms. */
   readonly coalesceMs?: number;
 }
@@ -94,6 +96,7 @@ export class Agent {
       pollMs,
       lostAfter,
       reassertMs,
+      onState,
     } = this.#options;
     const worker = new EngineWorker(engine, {
       bus,
@@ -107,6 +110,7 @@ export class Agent {
       ...(pollMs !== undefined && { pollMs }),
       ...(lostAfter !== undefined && { lostAfter }),
       ...(reassertMs !== undefined && { reassertMs }),
+      ...(onState !== undefined && { onState: (state) => onState(engine.id, state) }),
     });
     this.#workers.set(engine.id, worker);
     await worker.start();

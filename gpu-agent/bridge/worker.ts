@@ -41,9 +41,10 @@ export interface WorkerOptions {
   readonly kvEvents: boolean;
   /** Health and metrics are asked for so often; default 1 s. */
   readonly pollMs?: number;
-  /** Failed polls in a row after which the engine is lost; default 3. */
+  /** Failed polls in a row after which the engine is lost, failed scrapes after which its load is unknown; default 3. */
   readonly lostAfter?: number;
   readonly reassertMs?: number;
+  readonly onState?: (state: WorkerState) => void;
 }
 
 export type WorkerState = "waiting" | "serving" | "lost" | "stopped";
@@ -91,6 +92,7 @@ export class EngineWorker {
   #blockSize: number | null = null;
   #ranks: Rank[] = [];
   #failures = 0;
+  #failedScrapes = 0;
   #polls = 0;
   #timer: unknown = null;
   #wake: (() => void) | null = null;
@@ -205,6 +207,7 @@ export class EngineWorker {
       blockSize: facts.blockSize,
       ranks: facts.dpSize,
     });
+    this.#options.onState?.("serving");
     for (const resolve of this.#serving.splice(0)) resolve();
   }
 
@@ -274,11 +277,12 @@ export class EngineWorker {
     if (this.#isStopped()) return;
     if (!healthy) {
       this.#failures++;
-      if (this.#failures >= (this.#options.lostAfter ?? 3)) this.#lose("is lost");
+      if (this.#failures >= this.#patience) this.#lose("is lost");
       return;
     }
     this.#failures = 0;
     if (figures !== null) this.#scrape(figures);
+    else this.#noteFailedScrape();
     for (const rank of this.#ranks) {
       rank.publisher.tick();
       rank.polledIncarnation = rank.publisher.key.incarnation;
@@ -287,7 +291,20 @@ export class EngineWorker {
     if (this.#polls % ADAPTERS_EVERY_POLLS === 0) await this.#refreshNames();
   }
 
+  get #patience(): number {
+    return this.#options.lostAfter ?? 3;
+  }
+
+  /** A healthy engine without metrics: what they said last is soon no longer true. */
+  #noteFailedScrape(): void {
+    this.#failedScrapes++;
+    if (this.#failedScrapes !== this.#patience) return;
+    this.#options.log("warn", "the engine's metrics fail: its load is unknown", { worker: this.spec.id });
+    for (const rank of this.#ranks.keys()) this.#options.ledger.scraped(this.spec.id, rank, null);
+  }
+
   #scrape(figures: EngineFigures): void {
+    this.#failedScrapes = 0;
     const before = this.#discovery?.figures;
     if (this.#discovery !== null) this.#discovery = { ...this.#discovery, figures };
     if (before !== undefined && isOtherProcess(before, figures)) {
@@ -327,6 +344,7 @@ export class EngineWorker {
     this.#options.log("error", `the engine at ${this.spec.url} ${why}`, { worker: this.spec.id });
     this.#retire();
     this.#state = "lost";
+    this.#options.onState?.("lost");
   }
 
   #retire(): void {

@@ -32,6 +32,8 @@ const RESPONSE_HEADERS = ["content-type", "retry-after"] as const;
 /** Body bytes kept for a sink that has not started yet. */
 const MAX_PENDING_BYTES = 256 * 1024;
 const LF = 10;
+/** Silence of a lost engine after which its requests are given up. */
+const LOST_SILENCE_MS = 5_000;
 
 /** Socket errors that a kept-alive connection gives when the engine closed it while it lay idle. */
 const RESET_CODES = new Set(["ECONNRESET", "EPIPE", "UND_ERR_SOCKET", "UND_ERR_CLOSED", "UND_ERR_DESTROYED"]);
@@ -59,6 +61,9 @@ export class Exchange implements Dispatcher.DispatchHandler, BodySource {
   private lineFeeds = 0;
   private heartbeat: unknown = null;
   private deadline: unknown = null;
+  private doubts: unknown = null;
+  /** Something came since the engine was last doubted. */
+  private heard = false;
 
   constructor(options: ExchangeOptions) {
     this.options = options;
@@ -90,6 +95,31 @@ export class Exchange implements Dispatcher.DispatchHandler, BodySource {
     this.hangUp(error);
     if (phase === "waiting") this.settle.reject(error);
     else this.deliverEnd(error);
+  }
+
+  get worker(): string {
+    return this.options.plan.worker;
+  }
+
+  /**
+   * The engine is lost to those who watch it. While it still sends it may finish; silent, it is given up: a vLLM that was told to end
+   * computes nothing more and waits for its clients to leave, for ever.
+   */
+  doubt(): void {
+    if (this.doubts !== null || this.phase === "finished") return;
+    this.heard = false;
+    this.doubts = this.options.timers.setTimeout(() => {
+      this.doubts = null;
+      if (this.heard || this.controller?.paused) this.doubt();
+      else this.abort(this.phase === "waiting" ? unreachable(this.worker) : interrupted());
+    }, LOST_SILENCE_MS);
+  }
+
+  /** The engine is back. */
+  trust(): void {
+    if (this.doubts === null) return;
+    this.options.timers.clearTimeout(this.doubts);
+    this.doubts = null;
   }
 
   // BodySource
@@ -136,6 +166,7 @@ export class Exchange implements Dispatcher.DispatchHandler, BodySource {
   ): void {
     if (status < 200 || this.phase !== "waiting") return;
     this.phase = "body";
+    this.heard = true;
     const passed: Record<string, string> = {};
     for (const name of RESPONSE_HEADERS) {
       const value = headers[name];
@@ -148,6 +179,7 @@ export class Exchange implements Dispatcher.DispatchHandler, BodySource {
 
   onResponseData(controller: Dispatcher.DispatchController, chunk: Uint8Array): void {
     if (this.phase !== "body") return;
+    this.heard = true;
     this.account(chunk);
     if (!this.deliver(chunk)) controller.pause();
   }
@@ -167,17 +199,13 @@ export class Exchange implements Dispatcher.DispatchHandler, BodySource {
       else {
         this.finish();
         this.hangUp(error);
-        this.settle.reject(unreachable(this.options.plan.worker, error));
+        this.settle.reject(unreachable(this.worker, error));
       }
       return;
     }
     this.finish();
     this.hangUp(error);
-    this.deliverEnd(
-      new KedgeError("stream_interrupted", "The engine's answer was cut off before its end.", {
-        cause: error,
-      }),
-    );
+    this.deliverEnd(interrupted(error));
   }
 
   private dispatch(): void {
@@ -246,6 +274,7 @@ export class Exchange implements Dispatcher.DispatchHandler, BodySource {
 
   private finish(): void {
     this.phase = "finished";
+    this.trust();
     this.disarmHeartbeat();
     if (this.deadline !== null) this.options.timers.clearTimeout(this.deadline);
     this.options.ledger.finished(this.options.plan.requestId);
@@ -256,6 +285,10 @@ export class Exchange implements Dispatcher.DispatchHandler, BodySource {
 const clientClosed = () => new KedgeError("client_closed", "The client closed the request.");
 const deadlineError = () => new KedgeError("upstream_timeout", "The request ran out of time at its engine.");
 
-function unreachable(worker: string, cause: Error): KedgeError {
+function interrupted(cause?: Error): KedgeError {
+  return new KedgeError("stream_interrupted", "The engine's answer was cut off before its end.", { cause });
+}
+
+function unreachable(worker: string, cause?: Error): KedgeError {
   return new KedgeError("upstream_unreachable", `Worker ${worker} cannot be reached.`, { cause });
 }

@@ -40,6 +40,8 @@ export class Ingress implements WorkerTransport {
   private readonly options: IngressOptions;
   private readonly engines = new Map<string, Engine>();
   private readonly active = new Set<Exchange>();
+  /** Workers whose engine is lost now. */
+  private readonly lost = new Set<string>();
   private draining = false;
   private drained: (() => void) | null = null;
 
@@ -61,6 +63,17 @@ export class Ingress implements WorkerTransport {
   removeEngine(worker: string): void {
     this.engines.get(worker)?.connections.close();
     this.engines.delete(worker);
+  }
+
+  /** The agent has lost sight of the engine, or found it again: its silent requests are not waited for meanwhile. */
+  watched(worker: string, isLost: boolean): void {
+    if (isLost) this.lost.add(worker);
+    else this.lost.delete(worker);
+    for (const exchange of this.active) {
+      if (exchange.worker !== worker) continue;
+      if (isLost) exchange.doubt();
+      else exchange.trust();
+    }
   }
 
   /** Requests under way. */
@@ -87,6 +100,7 @@ export class Ingress implements WorkerTransport {
     });
     this.active.add(exchange);
     exchange.begin();
+    if (this.lost.has(plan.worker)) exchange.doubt();
     return exchange.response;
   }
 

@@ -286,6 +286,56 @@ describe("Ingress", () => {
     expect(timers.pending.size).toBe(0);
   });
 
+  it("gives up what stays silent at a lost engine, wherever it stands, and lets the engine see it", async () => {
+    const { upstream, ingress, timers } = await setUp((response, { body }) => {
+      if (upstream.requests.length === 1) return;
+      openStream(response);
+      if (upstream.requests.length === 3) response.write(chatChunk(body));
+    });
+    const unanswered = codeOf(send(ingress, { requestId: "1" }));
+    await upstream.arrival(0);
+    const bodies = [];
+    for (const requestId of ["2", "3"]) bodies.push(collect(await send(ingress, { requestId })));
+    ingress.watched("w", true);
+    const late = codeOf(send(ingress, { requestId: "4" }).then(collect));
+    await upstream.arrival(3);
+    for (let i = 0; i < 3; i++) timers.fire(5_000);
+    expect(await unanswered).toBe("upstream_unreachable");
+    for (const body of bodies) expect((await body).error?.code).toBe("stream_interrupted");
+    await late;
+    for (let i = 0; i < 4; i++) await (await upstream.arrival(i)).abandoned;
+    expect(ingress.activeRequests).toBe(0);
+    expect(timers.pending.size).toBe(0);
+  });
+
+  it("waits for a lost engine that still sends, and for one that is found again", async () => {
+    let write: (text: string) => void = () => {};
+    const { ingress, timers } = await setUp((response) => {
+      openStream(response);
+      write = (text) => response.write(text);
+      write(chatChunk("1"));
+    });
+    const response = await send(ingress);
+    const collector = new Collector();
+    response.body.start(collector);
+    await collector.has(chatChunk("1"));
+    ingress.watched("w", true);
+    ingress.watched("w", true);
+    write(chatChunk("2"));
+    await collector.has(chatChunk("2"));
+    timers.fire(5_000);
+    expect(collector.error).toBeNull();
+    ingress.watched("w", false);
+    timers.fire(5_000);
+    write(DONE);
+    await collector.has(DONE);
+    expect(collector.error).toBeNull();
+    ingress.watched("w", true);
+    timers.fire(5_000);
+    await collector.ended;
+    expect(collector.error?.code).toBe("stream_interrupted");
+  });
+
   it("ends a request whose plan has run out of time by itself", async () => {
     const { upstream, ingress, timers } = await setUp(() => {});
     const sent = codeOf(send(ingress, { deadlineMs: 5_000 }));

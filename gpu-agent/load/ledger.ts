@@ -114,11 +114,13 @@ export class LoadLedger implements RequestLedger {
     this.#note(rank);
   }
 
-  scraped(worker: string, number: number, scrape: Scrape): void {
+  /** `scrape`: what the engine's metrics say; null: they have failed for long. */
+  scraped(worker: string, number: number, scrape: Scrape | null): void {
     const rank = this.#ranks.get(nameOf(worker, number));
     if (rank === undefined) return;
     const before = JSON.stringify(rank.load.current());
-    rank.load.scraped(scrape);
+    if (scrape === null) rank.load.unscraped();
+    else rank.load.scraped(scrape);
     if (JSON.stringify(rank.load.current()) !== before) this.#note(rank);
   }
 

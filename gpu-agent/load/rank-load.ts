@@ -27,8 +27,9 @@ interface Carried {
  * traffic counts too, and nothing counts twice. Blocks that requests share count in each of them, as in the gateways' reservations;
  * the engine counts them once, which only makes the surplus smaller.
  *
- * Prompt tokens not yet computed are the agent's own: engines do not publish them. Until the first scrape all but these
- * are null if the engine is to be scraped: its load is not known, which is not idleness.
+ * Prompt tokens not yet computed are the agent's own: engines do not publish them. Until the first scrape, and after
+ * scrapes have failed for long, all but these are null if the engine is to be scraped: its load is not known, which is
+ * not idleness.
  */
 export class RankLoad {
   readonly #blockSize: number;
@@ -101,6 +102,14 @@ export class RankLoad {
     this.#directBlocks = Math.max(0, (activeBlocks ?? 0) - this.#blocks);
     this.#directRequests = Math.max(0, (running ?? 0) + (waiting ?? 0) - this.#carried.size);
     this.#waiting = waiting;
+  }
+
+  /** The engine's metrics have failed for so long that what they said last means nothing. */
+  unscraped(): void {
+    this.#known = false;
+    this.#directBlocks = 0;
+    this.#directRequests = 0;
+    this.#waiting = null;
   }
 
   /** Requests now in the engine; a waiting one is not running. */

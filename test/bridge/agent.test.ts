@@ -230,10 +230,27 @@ describe("while it runs", () => {
     await until(() => loads.at(-1)!.prefillTokens === 0, "the end");
   });
 
+  test("metrics that fail for long make the load unknown, not idle; a healthy engine goes on", async () => {
+    const http = await httpEngine();
+    http.metrics = metricsText({ usage: 0.05, running: 3 });
+    const agent = agentFor([specOf(http)]);
+    await agent.start();
+    await until(() => loads.at(-1)?.activeBlocks === 50, "the scrape");
+    http.metrics = null;
+    await until(() => loads.at(-1)?.activeBlocks === null, "unknown load");
+    expect(loads.at(-1)).toMatchObject({ running: null, waiting: null });
+    expect(agent.status().workers[0]!.state).toBe("serving");
+    http.metrics = metricsText({ usage: 0.01, running: 1 });
+    await until(() => loads.at(-1)?.activeBlocks === 10, "the next scrape");
+  });
+
   test("a lost engine is retired; back again it is another incarnation", async () => {
     const http = await httpEngine();
     const engine = await engineWith();
-    const agent = agentFor([specOf(http, { events: engine.endpoint, replay: engine.replayEndpoint! })]);
+    const states: string[] = [];
+    const agent = agentFor([specOf(http, { events: engine.endpoint, replay: engine.replayEndpoint! })], {
+      onState: (worker, state) => states.push(`${worker} ${state}`),
+    });
     await agent.start();
     http.healthy = false;
     await until(() => retirements.length === 1, "the retirement");
@@ -242,6 +259,7 @@ describe("while it runs", () => {
     await until(() => agent.status().workers[0]!.state === "serving", "the return");
     expect(registrations).toHaveLength(2);
     expect(registrations[1]!.incarnation).not.toBe(registrations[0]!.incarnation);
+    expect(states).toEqual(["w serving", "w lost", "w serving"]);
   });
 
   test("an idle engine that was restarted says nothing, but its process start time does", async () => {

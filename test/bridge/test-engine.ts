@@ -232,7 +232,8 @@ function tokensOf(content: number): number[] {
 export class TestEngineHttp {
   healthy = true;
   adapters: string[] = [];
-  metrics = metricsText({});
+  /** Null: asked for them, it fails. */
+  metrics: string | null = metricsText({});
   eventSources: unknown = null;
   url = "";
   readonly #server: Server;
@@ -261,7 +262,7 @@ export class TestEngineHttp {
     if (!this.healthy) return [503, ""];
     if (path === "/health") return [200, ""];
     if (path === "/version") return [200, JSON.stringify({ version: "0.32.0" })];
-    if (path === "/metrics") return [200, this.metrics];
+    if (path === "/metrics") return this.metrics === null ? [500, ""] : [200, this.metrics];
     if (path === "/kv_event_sources" && this.eventSources !== null)
       return [200, JSON.stringify(this.eventSources)];
     if (path === "/v1/models") {

