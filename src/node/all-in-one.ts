@@ -113,6 +113,7 @@ async function start(
     timers: promptTimers,
     // A client's next turn may come within a millisecond, and must not find its last one still counted as load.
     coalesceMs: 0,
+    onState: (worker, state) => ingress.watched(worker, state === "lost"),
     log,
   });
   const ingress = new Ingress({

@@ -90,6 +90,7 @@ export async function startStack({
       node: "n",
     })),
     kvEvents: settings.router.kvEvents,
+    onState: (worker, state) => ingress.watched(worker, state === "lost"),
     ...agentOptions,
   });
   const ingress = new Ingress({
