@@ -71,6 +71,8 @@ const HEADER =
 
 say(`seed ${seed}, Node ${process.version}; one core, one thread`);
 say(HEADER);
+// First, while nothing else was allocated that may be collected meanwhile.
+const bytesPerEntry = measureBytes(1_000_000, seed);
 measureLookups(shapeOf(20_000, 512, 16, 16), seed, values.quick); // Compiles what is measured.
 const lookups: LookupFigures[] = [];
 for (const shape of shapes()) {
@@ -78,7 +80,6 @@ for (const shape of shapes()) {
   lookups.push(figures);
   say(row(figures));
 }
-const bytesPerEntry = measureBytes(1_000_000, seed);
 const predictionsPerS = [512, 8_192].map((keys) => ({
   keys,
   perS: measurePredictions(keys, seed, values.quick),
