@@ -23,10 +23,14 @@ function readJson(path) {
 function install() {
   console.error("kedge: installing dependencies (npm ci) …");
   const npm = process.env.npm_execpath ? [process.execPath, [process.env.npm_execpath]] : ["npm", []];
-  const done = spawnSync(npm[0], [...npm[1], "ci", "--no-audit", "--no-fund", "--engine-strict=false"], {
-    cwd: root,
-    stdio: ["ignore", 2, 2],
-  });
+  const done = spawnSync(
+    npm[0],
+    [...npm[1], "ci", "--no-audit", "--no-fund", "--engine-strict=false", "--loglevel=error"],
+    {
+      cwd: root,
+      stdio: ["ignore", 2, 2],
+    },
+  );
   if (done.status !== 0) {
     console.error("kedge: npm ci failed; run it by hand to see why.");
     process.exit(done.status ?? 1);
