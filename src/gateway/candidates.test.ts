@@ -5,7 +5,7 @@ import { defineConfig } from "../config/index.ts";
 import type { FleetRow } from "../fleet/types.ts";
 import type { PrefixChain } from "../prefix/types.ts";
 import type { LookupResult, ViewRead } from "../store/types.ts";
-import { candidatesOf, feedSettings, type Prompt } from "./candidates.ts";
+import { askableKeys, candidatesOf, feedSettings, type Prompt } from "./candidates.ts";
 
 interface Held {
   readonly slot: number;
@@ -78,13 +78,14 @@ describe("overlap", () => {
     expect(overlaps([row("a", 1), row("b", 4)], [{ slot: 1, confirmed: [5, 170] }])).toEqual([10, 0]);
   });
 
-  it("leaves out the last token only where the deepest key ends with the prompt", () => {
-    const whole = prompt({ chain: chain({ unitCount: 1_280 }) });
-    const held: Held[] = [{ slot: 1, confirmed: [10, 320] }];
-    expect(overlaps([row("a", 1)], held, whole)).toEqual([19]);
-    expect(overlaps([row("a", 1)], held)).toEqual([20]);
-    const cut = prompt({ chain: chain({ unitCount: 1_280, complete: false }) });
-    expect(overlaps([row("a", 1)], held, cut)).toEqual([20]);
+  it("asks for no key that ends with its prompt, for the last token is always computed", () => {
+    const asked = (overrides: Partial<PrefixChain>) => askableKeys(chain(overrides)).length;
+    expect(asked({ unitCount: 1_300 })).toBe(10);
+    expect(asked({ unitCount: 1_280 })).toBe(9);
+    expect(asked({ unitCount: 1_280, complete: false })).toBe(10);
+    expect(asked({ keys: new BigUint64Array(0), unitCount: 0 })).toBe(0);
+    expect(asked({ keys: new BigUint64Array(0), unitCount: 100 })).toBe(0);
+    expect(askableKeys(null)).toHaveLength(0);
   });
 
   it("takes a prediction only where it reaches deeper, counted as far as anybody has counted", () => {

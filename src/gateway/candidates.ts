@@ -36,6 +36,20 @@ export interface Holdings {
 /** Newcomers ramp up over this long, if there is anybody to leave the work to. */
 export const RAMP_UP_MS = 10_000;
 
+const NO_KEYS = new BigUint64Array(0);
+
+/**
+ * Keys to be looked up. An engine always computes a prompt's last token, so it never resumes where the prompt ends: a key that ends there
+ * is not asked for. (One less than its usable tokens would not do: a sliding window that is held there may have let go of what it takes to
+ * resume a block before.)
+ */
+export function askableKeys(chain: PrefixChain | null): BigUint64Array {
+  if (chain === null) return NO_KEYS;
+  const { keys, unitSize, unitCount, complete } = chain;
+  const endsThere = complete && keys.length * unitSize === unitCount;
+  return endsThere ? keys.subarray(0, -1) : keys;
+}
+
 export function feedSettings(config: KedgeConfig): FeedSettings {
   return {
     lagEvents: config.feed.lagEventsThreshold,
@@ -153,11 +167,10 @@ class OverlapReader {
     const trusted = heldDepth(row, confirmed, 0, feed);
     const guessing = rungOf(row, salted, this.config, feed) === "predicted" || awaitsEvents(row);
     const predicted = guessing ? lookup.predictedDepth[index]! : 0;
-    const known =
-      trusted === 0 ? 0 : this.usable(chain, trusted, lookup.confirmedTokens[index]!, row.blockSize);
+    const known = trusted === 0 ? 0 : this.usable(lookup.confirmedTokens[index]!, row.blockSize);
     // Where events reach as deep as the prediction, they know better.
     if (predicted <= trusted) return known / row.blockSize;
-    const guessed = this.usable(chain, predicted, this.tokensAt(chain, predicted), row.blockSize);
+    const guessed = this.usable(this.tokensAt(chain, predicted), row.blockSize);
     return Math.max(known, guessed) / row.blockSize;
   }
 
@@ -176,15 +189,10 @@ class OverlapReader {
     return counted + ((depth - countedDepth) * chain.unitSize) / prompt.bytesPerToken;
   }
 
-  /**
-   * Tokens that an engine skips at this depth: those that the holder says are usable (D5). An engine always computes a
-   * prompt's last token, which lies inside only if the deepest key ends where the prompt does, and reuses whole blocks.
-   */
-  private usable(chain: PrefixChain, depth: number, heldTokens: number, blockSize: number): number {
-    const endsThere = chain.complete && depth * chain.unitSize === chain.unitCount;
-    const tokens = endsThere ? heldTokens - 1 : heldTokens;
+  /** Tokens that an engine skips at this depth: whole blocks of those that the holder says are usable (D5). */
+  private usable(heldTokens: number, blockSize: number): number {
     // An estimate may reach past the prompt's end where its length is known.
     const most = (this.prompt.exactTokens ?? Number.POSITIVE_INFINITY) - 1;
-    return Math.floor(Math.max(0, Math.min(tokens, most)) / blockSize) * blockSize;
+    return Math.floor(Math.max(0, Math.min(heldTokens, most)) / blockSize) * blockSize;
   }
 }

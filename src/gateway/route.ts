@@ -14,7 +14,15 @@ import {
 } from "../routing/index.ts";
 import type { ViewRead } from "../store/types.ts";
 import type { Breakers } from "./breaker.ts";
-import { candidatesOf, feedSettings, type Prompt, RAMP_UP_MS, type Rung, rungOf } from "./candidates.ts";
+import {
+  askableKeys,
+  candidatesOf,
+  feedSettings,
+  type Prompt,
+  RAMP_UP_MS,
+  type Rung,
+  rungOf,
+} from "./candidates.ts";
 import type { GatewayDeps } from "./deps.ts";
 import type { Directory, ServedModel } from "./models.ts";
 import type { RequestOverrides } from "./overrides.ts";
@@ -23,8 +31,6 @@ import type { ClientRequest } from "./request.ts";
 
 /** Costs that differ by less than a block say nothing: the view cannot see which running requests share blocks (D7). */
 const TIE_BAND_BLOCKS = 1;
-
-const NO_KEYS = new BigUint64Array(0);
 
 export interface Route {
   readonly served: ServedModel;
@@ -74,7 +80,7 @@ export class Router {
     const served = found instanceof Promise ? await found : found;
     const { prompt, unkeyed } = prompts.read(request, served);
     const keyedMs = deps.clock.now();
-    const read = deps.store.read(served.model, prompt.chain?.keys ?? NO_KEYS);
+    const read = deps.store.read(served.model, askableKeys(prompt.chain));
     // A memory store answers at once; awaiting it would cost a turn of the loop per request.
     const view = read instanceof Promise ? await read : read;
     return this.choose({

@@ -173,15 +173,9 @@ export class Bridge {
 
   /** Cached tokens as a gateway predicts them: usable tokens, never the last one of the prompt, in whole blocks. */
   predict(tokenIds: readonly number[], identity: Identity = {}): number {
-    const { keys } = this.#scheme.keysOf(tokenIds, identity);
-    if (this.#scheme.keyer.scheme === "tokens") {
-      const askable = Math.floor((tokenIds.length - 1) / this.#scheme.keyer.unitSize);
-      return floorTo(this.#lookup(keys.subarray(0, askable)).tokens[0], this.#blockSize);
-    }
-    const { depth, tokens } = this.#lookup(keys);
-    const { wholeUnits } = this.#scheme.keysOf(tokenIds, identity);
-    const atEnd = wholeUnits && depth[0] === keys.length && keys.length > 0;
-    return floorTo(tokens[0] - (atEnd ? 1 : 0), this.#blockSize);
+    const { keys, wholeUnits } = this.#scheme.keysOf(tokenIds, identity);
+    const askable = wholeUnits ? keys.subarray(0, -1) : keys;
+    return floorTo(this.#lookup(askable).tokens[0], this.#blockSize);
   }
 
   #lookup(keys: BigUint64Array): Held {

@@ -26,6 +26,8 @@ export interface EngineOptions {
   /** KV blocks, one of which the engine keeps for itself. */
   readonly blocks?: number;
   readonly flags?: readonly string[];
+  /** Adapters may be loaded and unloaded over HTTP. */
+  readonly runtimeAdapters?: boolean;
   /** Default: free ones, with room for a second rank. */
   readonly ports?: EnginePorts;
 }
@@ -37,6 +39,7 @@ export interface Engine {
   readonly option: string;
   /** To the API server alone, as a supervisor would. */
   terminate(): void;
+  hasEnded(): boolean;
   /** Resolves when the whole process group is gone: killed at once, as after a crash of the machine. */
   kill(): Promise<void>;
 }
@@ -72,6 +75,7 @@ export async function startEngine(options: EngineOptions = {}): Promise<Engine> 
     ports,
     option: `${url},events=tcp://127.0.0.1:${events},replay=tcp://127.0.0.1:${replay},model=${join(VLLM_DIR, options.model ?? MODEL)}`,
     terminate: () => void child.kill("SIGTERM"),
+    hasEnded: () => child.exitCode !== null || child.signalCode !== null,
     kill,
   };
 }
@@ -111,6 +115,7 @@ function launch(dir: string, options: EngineOptions, ports: EnginePorts, log: st
     VLLM_CPU_OMP_THREADS_BIND: "nobind",
     // For /reset_prefix_cache.
     VLLM_SERVER_DEV_MODE: "1",
+    ...(options.runtimeAdapters && { VLLM_ALLOW_RUNTIME_LORA_UPDATING: "True" }),
   };
   return spawn(join(dir, "venv/bin/vllm"), args, {
     cwd: dir,

@@ -20,6 +20,8 @@ const CHUNK_BYTES = 128;
 const BLOCK_TOKENS = 16;
 /** Of text, a chunk holds some 32 tokens and is missed by half. */
 const MEAN_SHORTFALL = 32;
+/** Answers of which a mean says something. */
+const MANY = 20;
 
 /**
  * An engine publishes its events in a thread of its own: on a busy machine they leave some milliseconds after the answer that
@@ -35,9 +37,13 @@ export async function series(url: string, prompts: Prompts, count: number): Prom
 }
 
 /** Asks when all that was answered before has been published. */
-export async function settled(url: string, body: Body): Promise<Answer> {
+export async function settled(
+  url: string,
+  body: Body,
+  headers?: Readonly<Record<string, string>>,
+): Promise<Answer> {
   await new Promise((resolve) => setTimeout(resolve, PUBLISHED_WITHIN_MS));
-  return answered(url, body);
+  return answered(url, body, headers);
 }
 
 export async function answered(
@@ -62,8 +68,10 @@ export function expectNeverAbove(answers: readonly Answer[]): void {
     expect(promised).toBeLessThanOrEqual(cached);
     expect(promised).toBeGreaterThanOrEqual(cached - CHUNK_BYTES - BLOCK_TOKENS);
   }
-  const missed = answers.reduce((sum, { promised, cached }) => sum + cached - promised, 0);
-  expect(missed / answers.length).toBeLessThan(MEAN_SHORTFALL);
+  if (answers.length >= MANY) {
+    const missed = answers.reduce((sum, { promised, cached }) => sum + cached - promised, 0);
+    expect(missed / answers.length).toBeLessThan(MEAN_SHORTFALL);
+  }
   expectSomeCached(answers);
 }
 

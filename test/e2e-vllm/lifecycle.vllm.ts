@@ -86,18 +86,29 @@ describeVllm("two engines", () => {
     await eventually("both engines", async () => (await workers()) === 2);
   });
 
-  it("an engine that ends by SIGTERM is left at once", async () => {
+  it("an engine that ends by SIGTERM is left at once, by requests under way too", async () => {
     const body = chat(`Terminated. ${LONG}`);
     const home = engineOf((await answered(kedge.url, body)).worker);
+    const pin = { "x-kedge-worker": `e${home}` };
+    const long = { max_tokens: 3_000, ignore_eos: true };
+    // Its prefix draws it there; pinned, it could not go elsewhere.
+    const whole = ask(kedge.url, { ...body, ...long, max_tokens: 2_000 });
+    const stream = ask(kedge.url, chat("A stream under way.", { ...long, stream: true }), pin);
+    const running = () => metric(engines[home]!.url, "vllm:num_requests_running");
+    await eventually("two running requests", async () => (await running()) === 2);
     engines[home]!.terminate();
-    const answers = await Promise.all(
+    const meanwhile = await Promise.all(
       Array.from({ length: 40 }, async (_, i) => {
         await new Promise((resolve) => setTimeout(resolve, i * 50));
         return ask(kedge.url, body);
       }),
     );
-    expect(answers.filter(({ status }) => status !== 200)).toEqual([]);
+    expect(meanwhile.filter(({ status }) => status !== 200)).toEqual([]);
     await eventually("one engine", async () => (await workers()) === 1);
     expect(engineOf((await answered(kedge.url, body)).worker)).toBe(1 - home);
+    // The engine computes nothing more and would wait for ever; what was begun ends, what was not is computed elsewhere.
+    expect((await stream).raw).toContain("stream_interrupted");
+    expect(await whole).toMatchObject({ status: 200, worker: `e${1 - home}/0` });
+    await eventually("the engine's end", async () => engines[home]!.hasEnded(), 20_000);
   });
 });
