@@ -90,6 +90,11 @@ describe("precedence", () => {
     expect(loadConfig({ DYN_KV_EVENTS: "1" }, { "kv-events": false }).router.kvEvents).toBe(false);
   });
 
+  it("none turns off what may be off, and nothing else", () => {
+    expect(loadConfig({ KEDGE_REQUEST_TIMEOUT_MS: "none" }).limits.requestTimeoutMs).toBeNull();
+    expect(problem(() => loadConfig({ KEDGE_STALL_TIMEOUT_MS: "none" }))).toContain("KEDGE_STALL_TIMEOUT_MS");
+  });
+
   it("an empty variable counts as unset", () => {
     expect(loadConfig({ DYN_ROUTER_MODE: "" }).router.mode).toBe("kv");
   });

@@ -74,6 +74,8 @@ function read(setting: Setting, text: string): unknown {
     case "string":
       return text;
     case "number": {
+      // Only settings that may be absent accept it; the schema tells the others apart.
+      if (text.toLowerCase() === "none") return null;
       const value = Number(text);
       return text === "" || !Number.isFinite(value) ? undefined : value;
     }

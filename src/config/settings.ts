@@ -171,7 +171,7 @@ export const SETTINGS: readonly Setting[] = [
     "number",
     "KEDGE_REQUEST_TIMEOUT_MS",
     "request-timeout-ms",
-    "deadline of a request, retries included",
+    "deadline of a request, retries included; none: no deadline",
   ),
   setting(
     "limits.firstByteTimeoutMs",

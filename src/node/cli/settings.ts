@@ -9,13 +9,17 @@ export function addSettings(command: Command): Command {
   for (const setting of SETTINGS) {
     const help = `${setting.help}${defaultOf(setting, defaults)} [${setting.env.join(", ")}]`;
     if (setting.kind === "boolean") {
-      command.addOption(new Option(`--${setting.flag}`, help));
-      command.addOption(new Option(`--no-${setting.flag}`, `opposite of --${setting.flag}`));
+      command.addOption(settingOption(`--${setting.flag}`, help));
+      command.addOption(settingOption(`--no-${setting.flag}`, `opposite of --${setting.flag}`));
     } else {
-      command.addOption(new Option(`--${setting.flag} <${valueName(setting)}>`, help));
+      command.addOption(settingOption(`--${setting.flag} <${valueName(setting)}>`, help));
     }
   }
   return command;
+}
+
+function settingOption(flags: string, help: string): Option {
+  return new Option(flags, help).helpGroup("Settings [environment]:");
 }
 
 /** Where a default needs words, the setting's own text has them. */

@@ -10,6 +10,7 @@ interface Flags {
   readonly engine: readonly EngineOption[];
   readonly mock?: number;
   readonly profile: string;
+  readonly mockBlocks?: number;
   readonly speed: number;
   readonly scheme: "bytes" | "tokens";
   readonly timeZone: string;
@@ -43,6 +44,11 @@ export function upCommand(): Command {
     )
     .addOption(new Option("--speed <factor>", "speed of the mock engines").argParser(positive).default(1))
     .addOption(
+      new Option("--mock-blocks <n>", "KV blocks of each mock engine (default: the profile's)").argParser(
+        whole,
+      ),
+    )
+    .addOption(
       new Option("--scheme <name>", "what prefix keys are made of")
         .choices(["bytes", "tokens"])
         .default("bytes"),
@@ -69,12 +75,12 @@ Examples:
 async function run(flags: Flags, command: Command): Promise<void> {
   const config = configFrom(command);
   const workers = flags.mock ?? (flags.engine.length === 0 ? DEFAULT_MOCKS : 0);
-  const { profile, speed, scheme, timeZone } = flags;
+  const { profile, speed, mockBlocks, scheme, timeZone } = flags;
   const stopped = stopSignal();
   const starting = startAllInOne({
     config,
     engines: flags.engine,
-    mock: workers === 0 ? null : { workers, profile, speed, blocks: null, streamInterval: 1 },
+    mock: workers === 0 ? null : { workers, profile, speed, blocks: mockBlocks ?? null, streamInterval: 1 },
     model: { scheme, timeZone },
     logDecisions: flags.logDecisions ?? false,
     log: logLine,
@@ -97,7 +103,9 @@ async function abandon(starting: Promise<AllInOne>): Promise<void> {
 /** Standard error, so that standard output stays the banner or the JSON. */
 function logLine(level: string, message: string, fields: Readonly<Record<string, unknown>> = {}): void {
   const facts = Object.entries(fields).map(([name, value]) => ` ${name}=${String(value)}`);
-  console.error(`${level === "debug" || level === "info" ? "" : `${level}: `}${message}${facts.join("")}`);
+  console.error(
+    `kedge: ${level === "debug" || level === "info" ? "" : `${level}: `}${message}${facts.join("")}`,
+  );
 }
 
 /** Resolves at the first SIGINT or SIGTERM; a second one ends the process at once. */
@@ -162,7 +170,7 @@ function callable(url: string): string {
 }
 
 function whole(text: string): number {
-  if (!/^\d{1,3}$/.test(text)) throw new InvalidArgumentError("A whole number is expected.");
+  if (!/^\d{1,7}$/.test(text)) throw new InvalidArgumentError("A whole number is expected.");
   return Number(text);
 }
 
