@@ -3,13 +3,15 @@
 import { KedgeError } from "../src/errors/index.ts";
 import type { EventBus, Unsubscribe } from "../src/events/bus.ts";
 import type { EngineSpec } from "./bridge/facts.ts";
-import { EngineWorker, type Log, type WorkerState, type WorkerStatus } from "./bridge/worker.ts";
+import type { WorkerState, WorkerStatus } from "./bridge/status.ts";
+import { EngineWorker, type Log } from "./bridge/worker.ts";
 import type { AgentModel } from "./engines/model.ts";
 import { LoadLedger, type Timers } from "./load/ledger.ts";
 import type { RequestLedger } from "./load/types.ts";
 
 export type { EngineSpec } from "./bridge/facts.ts";
-export type { Log, WorkerState, WorkerStatus } from "./bridge/worker.ts";
+export type { WorkerState, WorkerStatus } from "./bridge/status.ts";
+export type { Log } from "./bridge/worker.ts";
 export {
   type AgentModel,
   cardOf,

@@ -58,6 +58,8 @@ export class RankPublisher {
   #registration: Registration;
   #mirror: Mirror;
   #sequence = 0;
+  /** The engine's blocks are not of the size that all keys are made for. */
+  #unusable = false;
   #heard = false;
   #stopped = false;
   #nextRegistrationMs: number;
@@ -112,7 +114,7 @@ export class RankPublisher {
 
   /** Applies one engine batch; a clearing inside it begins a new incarnation for what follows. */
   apply(batch: EngineBatch): void {
-    if (this.#stopped || !this.#registration.kvEvents) return;
+    if (this.#stopped || this.#unusable) return;
     for (const { reason } of batch.skipped) this.#skipped.set(reason, (this.#skipped.get(reason) ?? 0) + 1);
     const events: (BlockStored | BlockRemoved)[] = [];
     for (const event of batch.events) {
@@ -136,9 +138,10 @@ export class RankPublisher {
     this.#begin(reason);
   }
 
-  /** New facts of the rank (adapters come and go); announced at once if they differ. */
-  update(facts: Partial<Pick<Registration, "servedNames" | "adapters" | "totalBlocks">>): void {
+  /** New facts of the rank (adapters come and go, events are heard or not); announced at once if they differ. */
+  update(facts: Partial<Pick<Registration, "servedNames" | "adapters" | "totalBlocks" | "kvEvents">>): void {
     const next = { ...this.#registration, ...facts };
+    if (this.#unusable) next.kvEvents = false;
     if (this.#stopped || JSON.stringify(next) === JSON.stringify(this.#registration)) return;
     this.#registration = next;
     this.#register();
@@ -216,6 +219,7 @@ export class RankPublisher {
     }
     // One smaller block may be a hybrid model's partial entry; the mirror leaves it out.
     if (event.blockSize < blockSize && event.hashes.length === 1) return true;
+    this.#unusable = true;
     this.#registration = { ...this.#registration, kvEvents: false };
     this.#begin("mismatch");
     this.#options.onMismatch(

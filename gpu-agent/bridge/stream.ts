@@ -34,13 +34,17 @@ export class RankStream {
   #replaySocket: Dealer | null = null;
   #ticker: ReturnType<typeof setInterval> | null = null;
   #closed = false;
+  #hasConnected = false;
 
   constructor(options: StreamOptions) {
     this.#options = options;
     this.#now = options.now ?? (() => performance.now());
     this.#sequencer = new Sequencer({ ...options, replayable: options.replayEndpoint !== null });
     this.#subscriber.subscribe(options.topic ?? "");
-    this.#subscriber.events.on("handshake", () => this.#run(this.#sequencer.connected(this.#now())));
+    this.#subscriber.events.on("handshake", () => {
+      this.#hasConnected = true;
+      this.#run(this.#sequencer.connected(this.#now()));
+    });
   }
 
   /** Resolves when the subscription is bound or connecting. Errors: `config_invalid` for an endpoint that cannot be used. */
@@ -61,6 +65,15 @@ export class RankStream {
     this.#ticker = setInterval(() => this.#run(this.#sequencer.tick(this.#now())), TICK_MS);
     this.#ticker.unref();
     void this.#receive();
+  }
+
+  get endpoint(): string {
+    return this.#options.endpoint;
+  }
+
+  /** A publisher is, or was, at the other end. */
+  get hasConnected(): boolean {
+    return this.#hasConnected;
   }
 
   /** Highest engine sequence number applied; null: none. */

@@ -17,9 +17,9 @@ import {
   factsOf,
   registrationOf,
 } from "./facts.ts";
-import type { MirrorCounters } from "./mirror.ts";
 import { RankPublisher } from "./publisher.ts";
 import { socketsOf } from "./sockets.ts";
+import { statusOf, type WorkerState, type WorkerStatus } from "./status.ts";
 import { RankStream } from "./stream.ts";
 
 export type Log = (
@@ -47,41 +47,18 @@ export interface WorkerOptions {
   readonly onState?: (state: WorkerState) => void;
 }
 
-export type WorkerState = "waiting" | "serving" | "lost" | "stopped";
-
-export interface RankStatus {
-  readonly rank: number;
-  readonly incarnation: string;
-  readonly kvEvents: boolean;
-  /** Number of the last KV batch published. */
-  readonly sequence: number;
-  /** Last engine batch applied. */
-  readonly watermark: number | null;
-  readonly blocks: number;
-  readonly orphans: number;
-  readonly voided: Readonly<Record<string, number>>;
-  readonly skippedEvents: Readonly<Record<string, number>>;
-  readonly mirror: MirrorCounters;
-}
-
-export interface WorkerStatus {
-  readonly worker: string;
-  readonly state: WorkerState;
-  /** Why its engine cannot be used, or only in part. */
-  readonly fault: string | null;
-  readonly engine: string | null;
-  readonly blockSize: number | null;
-  readonly ranks: readonly RankStatus[];
-}
-
 interface Rank {
   readonly publisher: RankPublisher;
   readonly stream: RankStream | null;
   /** Incarnation at the last poll: one that changed since has seen the engine's restart itself. */
   polledIncarnation: string;
+  /** No publisher has come to the event socket in time, so its events are not counted on. */
+  unheard: boolean;
 }
 
 const ADAPTERS_EVERY_POLLS = 10;
+/** Engines connect, or can be connected to, within a fraction of a second. */
+const PUBLISHER_WITHIN_MS = 3_000;
 
 export class EngineWorker {
   readonly spec: EngineSpec;
@@ -91,6 +68,8 @@ export class EngineWorker {
   #discovery: Discovery | null = null;
   #blockSize: number | null = null;
   #ranks: Rank[] = [];
+  /** When its event sockets were opened. */
+  #sinceMs = 0;
   #failures = 0;
   #failedScrapes = 0;
   #polls = 0;
@@ -193,6 +172,7 @@ export class EngineWorker {
     this.#blockSize = facts.blockSize;
     this.#fault = null;
     this.#ranks = [];
+    this.#sinceMs = this.#options.now();
     for (let rank = 0; rank < facts.dpSize; rank++) await this.#beginRank(rank, facts);
     if (this.#isStopped()) {
       this.#retire();
@@ -247,8 +227,24 @@ export class EngineWorker {
             },
             onProblem: (problem) => this.#options.log("warn", problem, { worker: spec.id, rank }),
           });
-    this.#ranks.push({ publisher, stream, polledIncarnation: publisher.key.incarnation });
+    this.#ranks.push({ publisher, stream, polledIncarnation: publisher.key.incarnation, unheard: false });
     await stream?.open();
+  }
+
+  /** Nobody publishes where events were to come from: to count on them would be to know nothing and call it exact. */
+  #checkFeeds(): void {
+    for (const [rank, entry] of this.#ranks.entries()) {
+      const { stream, publisher } = entry;
+      if (stream === null) continue;
+      const unheard = !stream.hasConnected && this.#options.now() - this.#sinceMs >= PUBLISHER_WITHIN_MS;
+      if (unheard === entry.unheard) continue;
+      entry.unheard = unheard;
+      publisher.update({ kvEvents: !unheard });
+      const told = unheard
+        ? `nobody publishes KV events at ${stream.endpoint}, so the engine's cache is predicted; check its --kv-events-config and events=`
+        : `KV events come from ${stream.endpoint} now`;
+      this.#options.log(unheard ? "warn" : "info", told, { worker: this.spec.id, rank });
+    }
   }
 
   #apply(publisher: RankPublisher, payload: Uint8Array, rank: number, dpSize: number): void {
@@ -281,6 +277,7 @@ export class EngineWorker {
       return;
     }
     this.#failures = 0;
+    this.#checkFeeds();
     if (figures !== null) this.#scrape(figures);
     else this.#noteFailedScrape();
     for (const rank of this.#ranks) {
@@ -375,19 +372,4 @@ export class EngineWorker {
 function isOtherProcess(before: EngineFigures, now: EngineFigures): boolean {
   const starts = [before.processStartSeconds, now.processStartSeconds];
   return !starts.includes(null) && starts[0] !== starts[1];
-}
-
-function statusOf({ publisher, stream }: Rank, rank: number): RankStatus {
-  return {
-    rank,
-    incarnation: publisher.key.incarnation,
-    kvEvents: publisher.registration.kvEvents,
-    sequence: publisher.sequence,
-    watermark: stream?.watermark ?? null,
-    blocks: publisher.mirror.blockCount(),
-    orphans: publisher.mirror.orphanCount,
-    voided: Object.fromEntries(publisher.voided),
-    skippedEvents: Object.fromEntries(publisher.skipped),
-    mirror: publisher.mirror.counters,
-  };
 }

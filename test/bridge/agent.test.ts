@@ -1,6 +1,7 @@
 /** The agent with engines over real HTTP and ZMQ: found, checked, mirrored, reported, lost, back. */
 
 import { afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { Publisher } from "zeromq";
 import { Agent, type AgentModel, type AgentOptions, type EngineSpec } from "../../gpu-agent/agent.ts";
 import type { InProcessBus } from "../../src/events/in-process.ts";
 import type { IncarnationKey, LoadReport, Registration } from "../../src/fleet/types.ts";
@@ -242,6 +243,31 @@ describe("while it runs", () => {
     expect(agent.status().workers[0]!.state).toBe("serving");
     http.metrics = metricsText({ usage: 0.01, running: 1 });
     await until(() => loads.at(-1)?.activeBlocks === 10, "the next scrape");
+  });
+
+  test("events that nobody publishes are not counted on, until somebody does", async () => {
+    const http = await httpEngine();
+    const gone = await engineWith();
+    const { endpoint } = gone;
+    gone.close();
+    const logged: string[] = [];
+    let skippedMs = 0;
+    const agent = agentFor([specOf(http, { events: endpoint })], {
+      now: () => performance.now() + skippedMs,
+      log: (level, message) => logged.push(`${level} ${message}`),
+    });
+    await agent.start();
+    expect(registrations.at(-1)!.kvEvents).toBe(true);
+    skippedMs = 3_000;
+    await until(() => !registrations.at(-1)!.kvEvents, "the doubt");
+    expect(
+      logged.filter((line) => line.startsWith(`warn nobody publishes KV events at ${endpoint}`)),
+    ).toHaveLength(1);
+    const publisher = new Publisher();
+    open.push(() => publisher.close());
+    publisher.connect(endpoint);
+    await until(() => registrations.at(-1)!.kvEvents, "the publisher");
+    expect(new Set(registrations.map(({ incarnation }) => incarnation)).size).toBe(1);
   });
 
   test("a lost engine is retired; back again it is another incarnation", async () => {
