@@ -5,7 +5,8 @@ import { KedgeError } from "../errors/index.ts";
 import { type KedgeConfig, type KedgeConfigInput, kedgeConfigSchema } from "./schema.ts";
 import { SETTINGS, type Setting } from "./settings.ts";
 
-export { type KedgeConfig, type KedgeConfigInput, kedgeConfigSchema, ROUTER_MODES } from "./schema.ts";
+export { ROUTER_MODES, type RouterMode } from "./router-modes.ts";
+export { type KedgeConfig, type KedgeConfigInput, kedgeConfigSchema } from "./schema.ts";
 export { SETTINGS, type Setting } from "./settings.ts";
 
 const LOOPBACK = /^(localhost|127(\.\d{1,3}){3}|::1|\[::1\])$/;

@@ -1,16 +1,7 @@
 /** Every setting of Kedge in one zod schema: types, ranges, defaults (design D13). */
 
 import { z } from "zod";
-
-export const ROUTER_MODES = [
-  "kv",
-  "kv-1.x",
-  "round-robin",
-  "random",
-  "power-of-two",
-  "least-loaded",
-  "direct",
-] as const;
+import { ROUTER_MODES } from "./router-modes.ts";
 
 const fraction = z.number().min(0).max(1);
 const nonNegative = z.number().nonnegative();

@@ -1,17 +1,9 @@
 /** Inputs and outputs of the pure decision (design D7). Costs are in KV blocks, lower wins. */
 
+import type { RouterMode } from "../config/router-modes.ts";
 import type { KedgeError } from "../errors/index.ts";
 
-export const ROUTER_MODES = [
-  "kv",
-  "kv-1.x",
-  "round-robin",
-  "random",
-  "power-of-two",
-  "least-loaded",
-  "direct",
-] as const;
-export type RouterMode = (typeof ROUTER_MODES)[number];
+export { ROUTER_MODES, type RouterMode } from "../config/router-modes.ts";
 
 export type PoolRole = "aggregated" | "prefill" | "decode";
 
