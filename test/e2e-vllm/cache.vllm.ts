@@ -82,7 +82,7 @@ describeVllm("one engine", () => {
     expectNeverAbove([await salted("one"), await salted("two"), await salted()]);
   });
 
-  it("follows a conversation whose answers the engine wrote", async () => {
+  it("follows a conversation turn by turn", async () => {
     const messages = [{ role: "system", content: LONG }];
     let before = 0;
     for (let turn = 0; turn < 6; turn++) {
@@ -152,5 +152,21 @@ describeVllm("one engine", () => {
     }
     await idle();
     expectExact(await series(kedge.url, prompts, 40));
+  });
+
+  it("with a wrong events address it is predicted, never called exact, and says so", async () => {
+    const { events } = engine.ports;
+    await kedge.stop();
+    const wrong = engine.option.replace(
+      `events=tcp://127.0.0.1:${events}`,
+      `events=tcp://127.0.0.1:${events + 1}`,
+    );
+    kedge = await startKedge([{ ...engine, option: wrong }]);
+    await eventually("the warning", async () => kedge.log().includes("nobody publishes KV events at"));
+    const body = chat(`Without events. ${LONG}`);
+    expect(await answered(kedge.url, body)).toMatchObject({ rung: "predicted", promised: 0 });
+    const again = await answered(kedge.url, body);
+    expect(again.rung).toBe("predicted");
+    expect(again.promised).toBeGreaterThan(100);
   });
 });
