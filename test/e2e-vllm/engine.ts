@@ -8,7 +8,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 
 /** Folder with `venv`, `tiny-qwen3`, `tiny-gemma3`, `lora-tide` and `lora-gale`; undefined: the suite is skipped. */
-export const VLLM_DIR = process.env.KEDGE_VLLM_DIR;
+export const VLLM_DIR = process.env.E2E_VLLM_DIR;
 
 export const MODEL = "tiny-qwen3";
 
@@ -48,7 +48,7 @@ const READY_WITHIN_MS = 180_000;
 
 /** Resolves when the engine is healthy. Rejects with the place of its log if it ends before. */
 export async function startEngine(options: EngineOptions = {}): Promise<Engine> {
-  if (VLLM_DIR === undefined) throw new Error("KEDGE_VLLM_DIR is not set");
+  if (VLLM_DIR === undefined) throw new Error("E2E_VLLM_DIR is not set");
   const ports = options.ports ?? (await freePorts());
   const url = `http://127.0.0.1:${ports.http}`;
   const log = join(tmpdir(), `kedge-vllm-${ports.http}.log`);

@@ -26,7 +26,7 @@ export async function startKedge(engines: readonly Engine[], ...flags: string[])
       ...flags,
     ],
     // Kedge refuses settings that it does not know.
-    { env: { ...process.env, KEDGE_VLLM_DIR: undefined }, stdio: ["ignore", "pipe", "pipe"] },
+    { env: { ...process.env, E2E_VLLM_DIR: undefined }, stdio: ["ignore", "pipe", "pipe"] },
   );
   running.add(child);
   let errors = "";
