@@ -103,6 +103,14 @@ it("leaves no mock engine behind when it is killed", async () => {
   await expect.poll(() => engines.some(({ pid }) => isAlive(pid!)), { timeout: 5_000 }).toBe(false);
 });
 
+it("a signal that arrives twice, from a supervisor and from a parent, is one wish", async () => {
+  const child = up("--profile", "zero");
+  const { engines } = await summaryOf(child);
+  child.kill("SIGTERM");
+  expect(await stop(child, "SIGTERM")).toBe(0);
+  expect(engines.map(({ pid }) => isAlive(pid!))).toEqual([false, false]);
+});
+
 it("serves engines that already run, under the given name, and leaves them running", async () => {
   const fleet = up("--mock", "1", "--profile", "zero");
   const { engines } = await summaryOf(fleet);

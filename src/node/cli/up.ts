@@ -20,6 +20,7 @@ interface Flags {
 
 const DEFAULT_MOCKS = 2;
 const ABANDON_MS = 3_000;
+const ONE_WISH_MS = 500;
 
 export function upCommand(): Command {
   const command = new Command("up")
@@ -108,13 +109,17 @@ function logLine(level: string, message: string, fields: Readonly<Record<string,
   );
 }
 
-/** Resolves at the first SIGINT or SIGTERM; a second one ends the process at once. */
+/**
+ * Resolves at the first SIGINT or SIGTERM; a later one ends the process at once. Supervisors signal a whole group, so that
+ * one wish arrives twice, from them and from a parent that passes it on.
+ */
 function stopSignal(): Promise<undefined> {
   return new Promise((resolve) => {
-    let signals = 0;
+    let firstMs: number | null = null;
     const stop = (): void => {
-      signals += 1;
-      if (signals > 1) process.exit(130);
+      const nowMs = performance.now();
+      firstMs ??= nowMs;
+      if (nowMs - firstMs > ONE_WISH_MS) process.exit(130);
       resolve(undefined);
     };
     process.on("SIGINT", stop);
