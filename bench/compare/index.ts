@@ -12,12 +12,12 @@ const root = join(import.meta.dirname, "../..");
 /** Seeds, workload and bounds of each run; what is not said is the command's default. */
 const RUNS: Readonly<Record<string, { what: string; args: string }>> = {
   knee: {
-    what: "round robin against kv past round robin's knee, three seeds",
+    what: "round robin against kv past round robin's knee",
     args: "--seeds 1,2,3 --concurrency 96 --turns 5 --output-tokens 300",
   },
   curve: {
     what: "the load curve of both",
-    args: "--sweep 8,16,32,64,96,128 --turns 5 --output-tokens 300",
+    args: "--seeds 1,2,3 --sweep 8,16,32,48,64,96,128 --turns 5 --output-tokens 300",
   },
   prediction: {
     what: "kv with engine events against kv without, caches not full",

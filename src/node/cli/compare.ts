@@ -37,7 +37,7 @@ interface Options {
   readonly apiKey?: string;
   readonly workers: number;
   readonly profile: string;
-  readonly speed?: number;
+  readonly speed: number;
   readonly blocks?: number;
   readonly streamInterval: number;
   readonly json?: true;
@@ -45,7 +45,6 @@ interface Options {
 }
 
 const DEFAULT_CONCURRENCY = 32;
-const DEFAULT_SPEED = 0.5;
 
 export function compareCommand(): Command {
   const command = new Command("compare").description(
@@ -139,8 +138,9 @@ function addFleet(command: Command): void {
     .option("--profile <name>", "their timing: 8b-h100, 70b-tp4-h100 or zero", "8b-h100")
     .option(
       "--speed <f>",
-      `their clock against the wall's (default: ${DEFAULT_SPEED}; with --url 1)`,
+      "their clock against the wall's; lower it where a warning says that the machine is saturated",
       number(0.001),
+      1,
     )
     .option("--blocks <n>", "KV blocks of each (default: the profile's)", integer(16))
     .option("--stream-interval <n>", "tokens per streamed chunk of theirs", integer(1), 4)
@@ -237,7 +237,7 @@ function planOf(options: Options): ComparePlan {
     workload: text === null ? { kind: "shared-prompts", parameters } : { kind: "file", text },
     ...bounds,
     requestTimeoutMs: options.timeout * 1000,
-    speed: options.speed ?? (options.url === undefined ? DEFAULT_SPEED : 1),
+    speed: options.speed,
     sloTtftMs: options.sloTtft,
     setup: { fleet, workload: text === null ? parameters : { file: options.file }, ...bounds },
   };
