@@ -382,16 +382,34 @@ describe("while it runs", () => {
     await until(() => agent.status().workers[0]!.ranks[0]!.blocks === 1, "what comes after");
   });
 
-  test("stopping retires every rank, and a stopped agent is silent", async () => {
+  test("stopping retires every rank, and a stopped agent has no timer left to speak by", async () => {
     const http = await httpEngine();
-    const agent = agentFor([specOf(http)]);
+    const pending = new Set<unknown>();
+    const agent = agentFor([specOf(http)], {
+      timers: {
+        setTimeout: (callback, delayMs) => {
+          const handle = setTimeout(() => {
+            pending.delete(handle);
+            callback();
+          }, delayMs);
+          pending.add(handle);
+          return handle;
+        },
+        clearTimeout: (handle) => {
+          pending.delete(handle);
+          clearTimeout(handle as NodeJS.Timeout);
+        },
+      },
+    });
     await agent.start();
+    expect(pending.size).toBeGreaterThan(0);
     agent.stop();
     const [said, reported] = [registrations.length, loads.length];
     expect(retirements).toHaveLength(1);
     expect(await bus.requestSnapshot(registrations[0]!)).toBeNull();
-    http.healthy = false;
-    await new Promise((resolve) => setTimeout(resolve, 60));
+    // A poll under way at the stop has been answered by the time that a later question is.
+    await fetch(`${http.url}/health`);
+    expect(pending.size).toBe(0);
     expect([registrations.length, loads.length]).toEqual([said, reported]);
   });
 });
