@@ -56,6 +56,12 @@ const limits = z
       .int()
       .positive()
       .default(16 * 1024 * 1024),
+    /** Bodies of all requests under way together. */
+    inflightBodyBytes: z
+      .number()
+      .int()
+      .positive()
+      .default(512 * 1024 * 1024),
     /** Total time of one request, retries included; null: none. */
     requestTimeoutMs: milliseconds.nullable().default(600_000),
     /** Time until an attempt's first data; then the next candidate is tried. */

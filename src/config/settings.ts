@@ -167,6 +167,13 @@ export const SETTINGS: readonly Setting[] = [
   ),
   setting("limits.bodyBytes", "number", "KEDGE_BODY_LIMIT_BYTES", "body-limit-bytes", "largest request body"),
   setting(
+    "limits.inflightBodyBytes",
+    "number",
+    "KEDGE_INFLIGHT_BODY_BYTES",
+    "inflight-body-bytes",
+    "request bodies held at once; beyond, new ones get 503",
+  ),
+  setting(
     "limits.requestTimeoutMs",
     "number",
     "KEDGE_REQUEST_TIMEOUT_MS",

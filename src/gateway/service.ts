@@ -6,6 +6,7 @@ import { KedgeError, toKedgeError } from "../errors/index.ts";
 import { explain, logLines } from "../routing/index.ts";
 import { errorHeaders, errorJson, publicError } from "./answers.ts";
 import type { Authenticate } from "./auth.ts";
+import { BodyBudget, type BodyLease } from "./body-budget.ts";
 import { type ClientConnection, WebClient } from "./client.ts";
 import type { GatewayDeps, GatewayEnv } from "./deps.ts";
 import type { Forwarder, Job, JobStatus } from "./forward.ts";
@@ -35,22 +36,26 @@ interface Record {
   requestId: string;
   model: string;
   stream: boolean;
+  /** What its body takes of the budget, until it ends. */
+  lease: BodyLease | null;
 }
 
 export class Service {
   private readonly parts: ServiceParts;
   private readonly config: KedgeConfig;
+  private readonly bodies: BodyBudget;
 
   constructor(parts: ServiceParts) {
     this.parts = parts;
     this.config = parts.deps.config;
+    this.bodies = new BodyBudget(this.config.limits.inflightBodyBytes);
   }
 
   /** Answers a chat or completion request. */
   complete(c: Ctx, endpoint: Endpoint): Promise<Response> {
     return this.serve(c, endpoint, async (client, record) => {
       const startMs = this.parts.deps.clock.now();
-      const request = await this.read(c, client, endpoint);
+      const request = await this.read(c, client, endpoint, record);
       record.stream = request.stream;
       const route = await this.parts.router.route(request, this.overrides(c), false);
       record.model = route.served.name;
@@ -67,7 +72,7 @@ export class Service {
           "Explanations are off. The operator turns them on with KEDGE_EXPLAIN=true.",
         );
       }
-      const request = await this.read(c, client, null);
+      const request = await this.read(c, client, null, record);
       const route = await this.parts.router.route(request, this.overrides(c), true);
       record.model = route.served.name;
       const headers = { "content-type": "application/json", "x-request-id": record.requestId };
@@ -82,19 +87,38 @@ export class Service {
     work: (client: ClientConnection, record: Record) => Promise<JobStatus>,
   ): Promise<Response> {
     const client = c.env?.client ?? new WebClient(c.req.raw);
-    const record: Record = { endpoint, requestId: this.requestId(c), model: "unknown", stream: false };
-    work(client, record).then(
-      (status) => this.count(record, status),
-      (thrown) => this.refuse(client, record, toKedgeError(thrown)),
-    );
+    const record: Record = {
+      endpoint,
+      requestId: this.requestId(c),
+      model: "unknown",
+      stream: false,
+      lease: null,
+    };
+    work(client, record)
+      .finally(() => record.lease?.release())
+      .then(
+        (status) => this.count(record, status),
+        (thrown) => this.refuse(client, record, toKedgeError(thrown)),
+      );
     return client.response;
   }
 
-  private async read(c: Ctx, client: ClientConnection, endpoint: Endpoint | null): Promise<ClientRequest> {
+  private async read(
+    c: Ctx,
+    client: ClientConnection,
+    endpoint: Endpoint | null,
+    record: Record,
+  ): Promise<ClientRequest> {
     const allowed = this.parts.authenticate(c.req.header("authorization"));
     if (allowed instanceof Promise) await allowed;
     requireJson((name) => c.req.header(name));
-    return readRequest(endpoint, await client.readBody(this.config.limits.bodyBytes));
+    const { bodyBytes } = this.config.limits;
+    const announced = Number(c.req.header("content-length") ?? Number.NaN);
+    // A body of unknown length may be as long as any; one that is too long is refused as such by the reader.
+    record.lease = this.bodies.take(announced >= 0 ? Math.min(announced, bodyBytes) : bodyBytes);
+    const body = await client.readBody(bodyBytes);
+    record.lease.resize(body.length);
+    return readRequest(endpoint, body);
   }
 
   private jobOf(

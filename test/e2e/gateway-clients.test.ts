@@ -184,3 +184,29 @@ describe("overload", () => {
     });
   });
 });
+
+describe("many large bodies", () => {
+  it("beyond the budget are refused with a time to retry, and ended ones make room", async () => {
+    const waiting: (() => void)[] = [];
+    const slow: Script = (response) => {
+      waiting.push(() => streamAll(response, ["a"]));
+    };
+    const limits = { bodyBytes: 4_000, inflightBodyBytes: 6_000 };
+    const { fleet } = await setUp([slow], { config: { limits } });
+    const large = { padding: "x".repeat(3_500) };
+    const first = stream(fleet.url, large);
+    await eventually(() => waiting.length === 1);
+    const refused = await stream(fleet.url, large);
+    expect([refused.status, (await refused.json()).error.code]).toEqual([503, "overloaded"]);
+    expect(refused.headers.get("retry-after")).toBe("1");
+    const small = stream(fleet.url);
+    await eventually(() => waiting.length === 2);
+    for (const finish of waiting) finish();
+    expect(await (await first).text()).toContain(DONE);
+    expect(await (await small).text()).toContain(DONE);
+    const again = stream(fleet.url, large);
+    await eventually(() => waiting.length === 3);
+    waiting[2]!();
+    expect((await again).status).toBe(200);
+  });
+});
