@@ -114,7 +114,12 @@ const line = z
         worker,
       ),
     ),
-    config: config.prefault({}),
+    config: z
+      .preprocess(
+        aliased({ mode: "router_mode", weight: "overlap_score_weight", temperature: "router_temperature" }),
+        config,
+      )
+      .prefault({}),
   })
   .refine(
     ({ request, workers }) =>

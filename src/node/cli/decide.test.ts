@@ -150,6 +150,15 @@ describe("lines that cannot be read", () => {
   });
 
   const workers = [{ worker: "a" }];
+  it("takes the short names of settings as well", () => {
+    const workers = [{ worker: "a" }, { worker: "b", overlap_blocks: 1 }];
+    const ask = (config: object): unknown =>
+      answerLine(1, JSON.stringify({ request: { isl: 64 }, workers, config }), () => 0);
+    expect(ask({ mode: "kv", weight: 2, temperature: 0 })).toEqual(
+      ask({ router_mode: "kv", overlap_score_weight: 2, router_temperature: 0 }),
+    );
+  });
+
   it.each([
     [{ request: {}, workers }, "request: give prompt_tokens or prompt_blocks"],
     [{ request: { isl: 1, prompt_blocks: 1 }, workers }, "request: give either"],

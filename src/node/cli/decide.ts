@@ -27,9 +27,9 @@ Input, one JSON object per line (empty lines are skipped):
            The load is the one before this request. Whole terms of kv can be given instead: prefill_blocks
            (active and the uncached part of this prompt; the prompt's length may then be left out) and
            decode_blocks (active and new).
-  config   optional {block_size = 16, router_mode = kv, role = aggregated | prefill | decode,
-           overlap_score_weight = 1, router_temperature = 0, unknown_load = behind | dynamo, tie_band_blocks = 0,
-           ramp_up_ms = 0, active_decode_blocks_threshold, active_prefill_tokens_threshold,
+  config   optional {block_size = 16, router_mode or mode = kv, role = aggregated | prefill | decode,
+           overlap_score_weight or weight = 1, router_temperature or temperature = 0,
+           unknown_load = behind | dynamo, tie_band_blocks = 0, ramp_up_ms = 0, active_decode_blocks_threshold, active_prefill_tokens_threshold,
            active_prefill_tokens_threshold_frac; kv-1.x: overlap_score_credit = 1, overlap_score_credit_decay = 0,
            prefill_load_scale = 1, decode_active_request_weight = 0, host_cache_hit_weight = 0.75,
            disk_cache_hit_weight = 0.25, shared_cache_multiplier = 0, track_prefill_tokens = true,
