@@ -38,15 +38,21 @@ const command = new Command("bench/compare")
     for (const name of wanted.length > 0 ? wanted : Object.keys(RUNS)) {
       const run = RUNS[name];
       if (run === undefined) command.error(`No run is called ${name}.`);
-      else await publish(name, run, options.out);
+      else if (!(await publish(name, run, options.out))) break;
     }
   });
 
-async function publish(name: string, run: { what: string; args: string }, directory: string): Promise<void> {
+/** True: the run was not interrupted. */
+async function publish(
+  name: string,
+  run: { what: string; args: string },
+  directory: string,
+): Promise<boolean> {
   console.log(`\n${name}: ${run.what}\n$ kedge compare ${run.args}\n`);
   const report = JSON.parse(await compare(run.args.split(" "))) as CompareReport;
   writeFileSync(join(directory, `${name}.json`), `${JSON.stringify(report, null, 1)}\n`);
   console.log(renderReport(report));
+  return report.complete;
 }
 
 /** Standard output of `kedge compare … --json`; its progress goes to our stderr. */
@@ -67,7 +73,8 @@ function compare(args: readonly string[]): Promise<string> {
   return new Promise((resolve, reject) => {
     child.on("error", reject);
     child.on("close", (code) => {
-      if (code === 0) resolve(Buffer.concat(parts).toString("utf8"));
+      // 130: interrupted, and the report says so; what was measured until then is kept.
+      if (code === 0 || code === 130) resolve(Buffer.concat(parts).toString("utf8"));
       else reject(new Error(`kedge compare ${args.join(" ")} ended with ${code}.`));
     });
   });
