@@ -38,7 +38,10 @@ const command = new Command("bench/compare")
     for (const name of wanted.length > 0 ? wanted : Object.keys(RUNS)) {
       const run = RUNS[name];
       if (run === undefined) command.error(`No run is called ${name}.`);
-      else if (!(await publish(name, run, options.out))) break;
+      else if (!(await publish(name, run, options.out))) {
+        process.exitCode = 130;
+        break;
+      }
     }
   });
 
@@ -80,4 +83,6 @@ function compare(args: readonly string[]): Promise<string> {
   });
 }
 
+// Ctrl-C reaches the command that runs, which ends with what it has; that is then written.
+process.on("SIGINT", () => {});
 await command.parseAsync();
