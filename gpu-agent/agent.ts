@@ -58,7 +58,7 @@ export class Agent {
   readonly #options: AgentOptions;
   readonly #ledger: LoadLedger;
   readonly #workers = new Map<string, EngineWorker>();
-  #unsubscribe: Unsubscribe | null = null;
+  #unsubscribe: Unsubscribe[] = [];
 
   constructor(options: AgentOptions) {
     this.#options = options;
@@ -79,9 +79,13 @@ export class Agent {
    * can never fit; the others go on.
    */
   async start(): Promise<void> {
-    this.#unsubscribe = this.#options.bus.serveSnapshots((key) => {
-      return this.#workers.get(key.worker)?.snapshot(key) ?? null;
-    });
+    const { bus } = this.#options;
+    this.#unsubscribe = [
+      bus.serveSnapshots((key) => this.#workers.get(key.worker)?.snapshot(key) ?? null),
+      bus.onRollCall(() => {
+        for (const worker of this.#workers.values()) worker.announce();
+      }),
+    ];
     await Promise.all(this.#options.engines.map((engine) => this.add(engine)));
   }
 
@@ -139,7 +143,7 @@ export class Agent {
   /** Retires everything at once; requests under way are the ingress's to drain before. */
   stop(): void {
     for (const worker of this.#workers.values()) worker.stop();
-    this.#unsubscribe?.();
+    for (const unsubscribe of this.#unsubscribe) unsubscribe();
     this.#ledger.stop();
   }
 

@@ -2,7 +2,7 @@
 
 import { dirname, join, normalize } from "node:path";
 
-const SERVE_ALL = ["config", "errors", "telemetry", "plan", "json"];
+const SERVE_ALL = ["config", "errors", "telemetry", "plan", "json", "stream"];
 
 /** Room → rooms it may import besides itself. Rooms that serve all are added to each. */
 const ROOMS: Readonly<Record<string, readonly string[]>> = {
@@ -11,6 +11,7 @@ const ROOMS: Readonly<Record<string, readonly string[]>> = {
   telemetry: [],
   plan: [],
   json: [],
+  stream: [],
   prefix: [],
   routing: ["prefix", "fleet"],
   fleet: ["prefix", "routing"],
@@ -25,7 +26,7 @@ const ROOMS: Readonly<Record<string, readonly string[]>> = {
 const AGENT_TAKES = [...SERVE_ALL, "prefix", "events", "fleet"];
 const AGENT_TAKES_FILES = ["src/store/types.ts"];
 
-const NODE_ONLY_PACKAGES = new Set(["undici", "zeromq", "commander", "@hono/node-server"]);
+const NODE_ONLY_PACKAGES = new Set(["undici", "zeromq", "commander", "@hono/node-server", "ioredis"]);
 
 export interface Violation {
   readonly file: string;

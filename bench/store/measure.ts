@@ -124,7 +124,7 @@ export function measurePredictions(promptKeys: number, seed: number, quick: bool
   const key = { worker: workerName(0), rank: 0, incarnation: "one" };
   const load = { requestId: "request", blocks: 1, prefillTokens: 1, reservationTtlMs: 1_000 };
   return staged(prompts, quick ? 4_000 : 20_000, (keys) => {
-    store.reserve({ ...key, ...load, prediction: { root: 1n, keys, tokensPerKey: 16, ttlMs: 120_000 } });
+    store.reserve({ ...key, ...load, prediction: { keys, tokensPerKey: 16, ttlMs: 120_000 } });
   }).perS;
 }
 

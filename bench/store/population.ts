@@ -126,6 +126,7 @@ function registration(worker: string): Registration {
     worker,
     rank: 0,
     incarnation: "one",
+    agent: null,
     model: MODEL,
     servedNames: [MODEL],
     adapters: [],

@@ -29,6 +29,7 @@ export interface OrphanFacts extends BlockFacts {
 /** One prefix key: published while a block that closes it is held, however many blocks do. */
 export interface KeyEntry {
   readonly key: bigint;
+  /** First key of the chain. */
   readonly root: bigint;
   /** Key before this one, null at the chain's start. */
   readonly parentKey: bigint | null;

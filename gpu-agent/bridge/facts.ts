@@ -1,7 +1,7 @@
 /** What an operator's spec and an engine's own word come to: block size, model, registration. Pure. */
 
 import { KedgeError } from "../../src/errors/index.ts";
-import type { Registration } from "../../src/fleet/types.ts";
+import type { AgentAddress, Registration } from "../../src/fleet/types.ts";
 import type { WorkerRole } from "../../src/plan/index.ts";
 import type { AgentModel } from "../engines/model.ts";
 import type { Discovery } from "../engines/vllm/discover.ts";
@@ -20,6 +20,8 @@ export interface EngineSpec {
   readonly replay?: string | readonly string[] | null;
   readonly topic?: string;
   readonly role: WorkerRole;
+  /** The agent at whose door gateways of other processes hand in plans for it; absent: they are in this process. */
+  readonly agent?: AgentAddress;
   /** Data-parallel ranks; absent: as many as its metrics name. */
   readonly dpSize?: number;
   readonly region: string;
@@ -65,6 +67,7 @@ export function registrationOf(
   return {
     worker: spec.id,
     rank,
+    agent: spec.agent ?? null,
     model: card.model,
     servedNames: [...discovery.servedNames, ...discovery.adapters],
     adapters: discovery.adapters,

@@ -433,7 +433,9 @@ describe("one case each", () => {
     const [op] = mirrorWith().apply([
       stored([A], null, chainOf(1), { extraKeys: [keys], loraName: adapter }),
     ]);
-    expect(op!.root).toBe(keyer.start({ model: MODEL, adapter, salt: "s" }).root);
+    const start = keyer.start({ model: MODEL, adapter, salt: "s" });
+    expect(op!.keys[0]).toBe(keyer.extend(start, chainOf(1)).keys[0]);
+    expect(op!.root).toBe(op!.keys[0]);
   });
 
   test("an offload tier that names only hashes extends what is known", () => {

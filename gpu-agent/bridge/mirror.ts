@@ -296,12 +296,13 @@ export class Mirror {
     block.state = extension.state;
     block.keyTokens = extension.tokens.slice();
     let parentKey = start.depth === 0 ? null : start.key;
+    const root = (parentKey === null ? undefined : this.#keys.get(parentKey)?.root) ?? extension.keys[0]!;
     block.entries = extension.keys.map((key, i) => {
       let entry = this.#keys.get(key);
       if (entry === undefined) {
         entry = {
           key,
-          root: start.root,
+          root,
           parentKey,
           depth: start.depth + i,
           holders: [block],

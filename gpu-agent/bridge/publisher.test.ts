@@ -49,6 +49,7 @@ function publisher({ maxBlocks }: { maxBlocks?: number } = {}): RankPublisher {
     registration: {
       worker: "w",
       rank: 0,
+      agent: null,
       model: "m",
       servedNames: ["m"],
       adapters: [],
@@ -103,10 +104,10 @@ const keysOf = (published: readonly KvBatch[]): bigint[] =>
   published.flatMap(({ ops }) => ops.flatMap((op) => [...op.keys]));
 
 describe("batches", () => {
-  test("are numbered from 1 per incarnation and hold at most a thousand keys, cut along the chain", () => {
-    publisher().apply(batchOf(stored(hashes(2_500), null)));
+  test("are numbered from 1 per incarnation and hold at most five hundred keys, cut along the chain", () => {
+    publisher().apply(batchOf(stored(hashes(1_250), null)));
     expect(batches.map(({ sequence }) => sequence)).toEqual([1, 2, 3]);
-    expect(batches.map((batch) => keysOf([batch]).length)).toEqual([1_000, 1_000, 500]);
+    expect(batches.map((batch) => keysOf([batch]).length)).toEqual([500, 500, 250]);
     for (const [i, { ops }] of batches.entries()) {
       const [op] = ops;
       const before = i === 0 ? null : batches[i - 1]!.ops[0]!.keys.at(-1);
@@ -116,11 +117,11 @@ describe("batches", () => {
 
   test("removals are cut so that the deepest keys go first", () => {
     const rank = publisher();
-    rank.apply(batchOf(stored(hashes(1_500), null)));
+    rank.apply(batchOf(stored(hashes(750), null)));
     const chain = keysOf(batches);
     batches = [];
     rank.apply(batchOf({ type: "removed", hashes: [1n], tier: "device", group: 0 }));
-    expect(batches.map((batch) => keysOf([batch]).length)).toEqual([1_000, 500]);
+    expect(batches.map((batch) => keysOf([batch]).length)).toEqual([500, 250]);
     expect(keysOf(batches)).toEqual(chain.reverse());
   });
 

@@ -9,7 +9,7 @@ import { isFullAttention } from "./closure.ts";
 import { Mirror, type MirrorCounters, type MirrorOptions } from "./mirror.ts";
 
 /** Most keys that one batch adds and removes together. */
-export const MAX_KEYS_PER_BATCH = 1_000;
+export const MAX_KEYS_PER_BATCH = 500;
 
 /** Why an incarnation ended; a metric's label. */
 export type VoidReason =
@@ -41,7 +41,7 @@ export interface PublisherOptions {
 }
 
 /** Keys asserted again at a time: a batch's worth, with room for the block that crosses the limit. */
-const REASSERT_PORTION = 900;
+const REASSERT_PORTION = 450;
 
 interface Walk {
   readonly portions: Generator<readonly StoreOp[], void, void>;
@@ -201,6 +201,11 @@ export class RankPublisher {
     this.#registration = { ...this.#registration, incarnation: this.#options.newIncarnation() };
     this.#register();
     this.#options.onNewLife?.();
+  }
+
+  /** Registers once more: a view has asked who is there. */
+  announce(): void {
+    if (!this.#stopped) this.#register();
   }
 
   #register(): void {

@@ -109,6 +109,11 @@ export class EngineWorker {
     this.#retire();
   }
 
+  /** Registers every rank once more. */
+  announce(): void {
+    for (const { publisher } of this.#ranks) publisher.announce();
+  }
+
   /** The caller has dropped the engine's cache, which the engine itself tells only with its next batch (engines.md §1.7). */
   cleared(): void {
     for (const { publisher } of this.#ranks) publisher.reset("cleared");

@@ -77,6 +77,8 @@ const BODY = new TextEncoder().encode('{"model":"m","messages":[],"seed":1.50}')
 const REQUEST = { path: "/v1/chat/completions", body: BODY, headers: { "x-request-id": "r" } };
 const plan = (overrides: Partial<Plan> = {}): Plan => ({
   requestId: "r",
+  agent: null,
+  dropUsage: false,
   model: "m",
   worker: "w",
   rank: 0,

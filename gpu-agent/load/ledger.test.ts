@@ -29,6 +29,8 @@ function plan(requestId: string, promptTokens: number, overlapTokens = 0, rank =
   const load = { promptTokens, overlapTokens, blocks: Math.ceil(promptTokens / BLOCK) };
   return {
     requestId,
+    agent: null,
+    dropUsage: false,
     model: "m",
     worker: "w",
     rank,

@@ -35,6 +35,10 @@ const router = z
     predictedTtlSeconds: z.number().positive().default(5),
     /** Bound on predicted entries in the memory store. */
     maxTreeSize: z.number().int().positive().default(1_048_576),
+    /** Count what other gateways have just sent; false: only what this one sent. */
+    replicaSync: z.boolean().default(true),
+    /** Begin a new epoch of the view at the start. */
+    resetStates: z.boolean().default(false),
     activeDecodeBlocksThreshold: fraction.nullable().default(null),
     activePrefillTokensThreshold: z.number().int().nonnegative().nullable().default(null),
     activePrefillTokensThresholdFrac: nonNegative.nullable().default(null),
@@ -87,6 +91,92 @@ const feed = z
   })
   .strict();
 
+const name = z.string().regex(/^[A-Za-z0-9._-]{1,64}$/, {
+  error: "may hold letters, digits, '.', '_' and '-' only, 64 at most",
+});
+
+const store = z
+  .object({
+    /** Upstash REST endpoint, or that of `kedge redis-rest`; null: the view is in this process. */
+    url: z
+      .url({ protocol: /^https?$/ })
+      .nullable()
+      .default(null),
+    token: z.string().nullable().default(null),
+    /** Names the view within the database: keys of different views never meet. */
+    view: z
+      .string()
+      .regex(/^[A-Za-z0-9_-]{1,24}$/)
+      .default("kedge"),
+    /** Parts that the index is split into, by the first key of a chain; every process of a view needs the same number. */
+    shards: z.number().int().min(1).max(64).default(1),
+    /** What runs the scripts: Upstash locks differently. `auto`: by the URL's host. */
+    backend: z.enum(["auto", "redis", "upstash"]).default("auto"),
+    /** A lookup that takes longer counts as failed, retry included. */
+    deadlineMs: milliseconds.default(50),
+    /** How old the copy of a large fleet (more than 64 ranks of a model) may be. */
+    fleetMaxAgeMs: z.number().int().nonnegative().default(250),
+  })
+  .strict();
+
+const nats = z
+  .object({
+    /** `ws://` or `wss://` addresses, comma-separated; null: no NATS. */
+    url: z.string().nullable().default(null),
+    /** Contents or path of a credentials file. */
+    creds: z.string().nullable().default(null),
+    /** Seed of an nkey. */
+    nkey: z.string().nullable().default(null),
+    token: z.string().nullable().default(null),
+    user: z.string().nullable().default(null),
+    password: z.string().nullable().default(null),
+    /** First token of all subjects. */
+    prefix: z
+      .string()
+      .regex(/^[A-Za-z0-9_-]{1,32}$/)
+      .default("kedge"),
+    /** JetStream stream of KV batches. */
+    stream: z
+      .string()
+      .regex(/^[A-Za-z0-9_-]{1,32}$/)
+      .default("KEDGE_KV"),
+  })
+  .strict();
+
+const place = z
+  .object({
+    region: name.default("local"),
+    cluster: name.default("local"),
+    /** Null: the machine's host name. */
+    node: name.nullable().default(null),
+  })
+  .strict();
+
+const plan = z
+  .object({
+    /** Gateways: private Ed25519 key as JWK (JSON) or PKCS #8 (PEM), or path of a file that holds one. */
+    signingKey: z.string().nullable().default(null),
+    /** Agents: JWKS of the gateways' public keys: JSON, path of a file, or URL; several separated by white space. */
+    jwks: z.string().nullable().default(null),
+    /** Base URL at which gateways reach this agent; null: http on its own host and port. */
+    agentUrl: z
+      .url({ protocol: /^https?$/ })
+      .nullable()
+      .default(null),
+    /** Audience of plans for this agent; null: region/cluster/node. */
+    agentId: z.string().min(1).max(256).nullable().default(null),
+  })
+  .strict();
+
+const fallback = z
+  .object({
+    /** Fleet of a gateway that has seen none while the view is out of reach: JSON of `kedge fleet --json`, or path of a file that holds it. */
+    seedFleet: z.string().nullable().default(null),
+    /** Bound of a worker's share in the consistent hash: this many times the mean of requests under way. */
+    loadFactor: z.number().min(1).max(10).default(1.25),
+  })
+  .strict();
+
 export const kedgeConfigSchema = z
   .object({
     host: z.string().min(1).default("127.0.0.1"),
@@ -98,6 +188,11 @@ export const kedgeConfigSchema = z
     router: router.prefault({}),
     limits: limits.prefault({}),
     feed: feed.prefault({}),
+    store: store.prefault({}),
+    nats: nats.prefault({}),
+    place: place.prefault({}),
+    plan: plan.prefault({}),
+    fallback: fallback.prefault({}),
   })
   .strict();
 

@@ -13,6 +13,21 @@ export interface Setting {
   readonly help: string;
 }
 
+/** What a command runs; each takes the settings of its parts. */
+export type Part = "gateway" | "store" | "nats" | "place" | "plan";
+
+const OTHER_PARTS: Readonly<Record<string, Part>> = {
+  store: "store",
+  nats: "nats",
+  place: "place",
+  plan: "plan",
+};
+
+/** The part that a setting belongs to; what is no other's is the gateway's. */
+export function partOf({ path }: Setting): Part {
+  return OTHER_PARTS[path.split(".")[0] ?? ""] ?? "gateway";
+}
+
 const setting = (
   path: string,
   kind: SettingKind,
@@ -230,4 +245,108 @@ export const SETTINGS: readonly Setting[] = [
     "silence at which a feed counts as lagging",
   ),
   setting("feed.horizonMs", "number", "KEDGE_HORIZON_MS", "horizon-ms", "lease of what engines announced"),
+  setting(
+    "router.replicaSync",
+    "boolean",
+    "DYN_ROUTER_REPLICA_SYNC",
+    "router-replica-sync",
+    "count what other gateways have just sent; off: only what this one sent",
+  ),
+  setting(
+    "router.resetStates",
+    "boolean",
+    "DYN_ROUTER_RESET_STATES",
+    "router-reset-states",
+    "begin with an empty view (a new epoch)",
+  ),
+  setting(
+    "store.url",
+    "string",
+    ["KEDGE_REDIS_URL", "UPSTASH_REDIS_REST_URL"],
+    "redis-url",
+    "Upstash REST endpoint of the view, or that of kedge redis-rest",
+  ),
+  setting(
+    "store.token",
+    "string",
+    ["KEDGE_REDIS_TOKEN", "UPSTASH_REDIS_REST_TOKEN"],
+    "redis-token",
+    "its token",
+  ),
+  setting("store.view", "string", "KEDGE_VIEW", "view", "name of the view within the database"),
+  setting(
+    "store.shards",
+    "number",
+    "KEDGE_VIEW_SHARDS",
+    "view-shards",
+    "parts of the view's index, for clusters",
+  ),
+  setting("store.backend", "string", "KEDGE_REDIS_BACKEND", "redis-backend", "auto, redis or upstash"),
+  setting(
+    "store.deadlineMs",
+    "number",
+    "KEDGE_STORE_DEADLINE_MS",
+    "store-deadline-ms",
+    "time of a lookup; then the request is routed without the view",
+  ),
+  setting(
+    "store.fleetMaxAgeMs",
+    "number",
+    "KEDGE_FLEET_MAX_AGE_MS",
+    "fleet-max-age-ms",
+    "age of a large fleet's copy",
+  ),
+  setting("nats.url", "string", "KEDGE_NATS_URL", "nats-url", "ws:// or wss:// addresses, comma-separated"),
+  setting("nats.creds", "string", "KEDGE_NATS_CREDS", "nats-creds", "credentials file, or its contents"),
+  setting("nats.nkey", "string", "KEDGE_NATS_NKEY", "nats-nkey", "nkey seed"),
+  setting("nats.token", "string", "KEDGE_NATS_TOKEN", "nats-token", "token"),
+  setting("nats.user", "string", "KEDGE_NATS_USER", "nats-user", "user name"),
+  setting("nats.password", "string", "KEDGE_NATS_PASSWORD", "nats-password", "password"),
+  setting("nats.prefix", "string", "KEDGE_NATS_PREFIX", "nats-prefix", "first token of all subjects"),
+  setting("nats.stream", "string", "KEDGE_NATS_STREAM", "nats-stream", "JetStream stream of KV batches"),
+  setting("place.region", "string", "KEDGE_REGION", "region", "region of this process"),
+  setting("place.cluster", "string", "KEDGE_CLUSTER", "cluster", "cluster of this node"),
+  setting("place.node", "string", "KEDGE_NODE", "node", "name of this node (default: the host name)"),
+  setting(
+    "plan.signingKey",
+    "string",
+    "KEDGE_PLAN_KEY",
+    "plan-key",
+    "gateways: private Ed25519 key that signs plans, or a file with it",
+  ),
+  setting(
+    "plan.jwks",
+    "string",
+    "KEDGE_PLAN_JWKS",
+    "plan-jwks",
+    "agents: public keys of gateways: JWKS as JSON, file or URL",
+  ),
+  setting(
+    "plan.agentUrl",
+    "string",
+    "KEDGE_AGENT_URL",
+    "agent-url",
+    "agents: base URL at which gateways reach this one (default: its own address)",
+  ),
+  setting(
+    "plan.agentId",
+    "string",
+    "KEDGE_AGENT_ID",
+    "agent-id",
+    "agents: audience of plans (default: region/cluster/node)",
+  ),
+  setting(
+    "fallback.seedFleet",
+    "string",
+    "KEDGE_SEED_FLEET",
+    "seed-fleet",
+    "fleet of a fresh gateway without a view: JSON of kedge fleet, or a file with it",
+  ),
+  setting(
+    "fallback.loadFactor",
+    "number",
+    "KEDGE_LOAD_FACTOR",
+    "load-factor",
+    "without a view: a worker's share, in times of the mean",
+  ),
 ];

@@ -47,6 +47,7 @@ export const ERROR_TABLE = {
   deadline_exceeded: kind(504, "upstream_error", false, false),
   client_closed: kind(499, "client_closed_request", false, false),
   plan_rejected: kind(403, "permission_error", false, false),
+  view_unavailable: kind(503, "service_unavailable", false, false),
   overloaded: kind(503, "service_unavailable", false, false),
   shutting_down: kind(503, "service_unavailable", true, false),
   config_invalid: kind(500, "configuration_error", false, false),

@@ -12,12 +12,16 @@ export interface EventBus {
   publishRetirement(key: IncarnationKey): void;
   onRetirement(handler: (key: IncarnationKey) => void): Unsubscribe;
   publishKv(batch: KvBatch): void;
-  onKv(handler: (batch: KvBatch) => void): Unsubscribe;
+  /** `done`: to be called once the batch is in the view, or refused by it. A log delivers again what nobody was done with. */
+  onKv(handler: (batch: KvBatch, done: () => void) => void): Unsubscribe;
   publishLoad(report: LoadReport): void;
   onLoad(handler: (report: LoadReport) => void): Unsubscribe;
   /** An indexer's sign of life; it listens to its own, which proves that the bus carries messages (D6). */
   publishHeartbeat(indexer: string): void;
   onHeartbeat(handler: (indexer: string) => void): Unsubscribe;
+  /** Asks every agent to publish its registrations again: an indexer begins, or found the view empty. */
+  callRoll(): void;
+  onRollCall(handler: () => void): Unsubscribe;
   /** Asks the agent that owns this incarnation; null: nobody owns it. */
   requestSnapshot(key: IncarnationKey): Promise<KvSnapshot | null>;
   /** Answers snapshot requests; a handler returns null for incarnations that are not its own. */

@@ -19,6 +19,7 @@ export class InProcessBus implements EventBus {
   private readonly registrations = new Channel<Registration>("registration");
   private readonly retirements = new Channel<IncarnationKey>("retirement");
   private readonly kv = new Channel<KvBatch>("kv");
+  private readonly rollCalls = new Channel<void>("roll call");
   private readonly loads = new Channel<LoadReport>("load");
   private readonly heartbeats = new Channel<string>("heartbeat");
   private readonly snapshots = new Set<SnapshotHandler>();
@@ -50,8 +51,16 @@ export class InProcessBus implements EventBus {
     this.deliver(this.kv, batch);
   }
 
-  onKv(handler: (batch: KvBatch) => void): Unsubscribe {
-    return this.kv.add(handler);
+  onKv(handler: (batch: KvBatch, done: () => void) => void): Unsubscribe {
+    return this.kv.add((batch) => handler(batch, () => undefined));
+  }
+
+  callRoll(): void {
+    this.deliver(this.rollCalls, undefined);
+  }
+
+  onRollCall(handler: () => void): Unsubscribe {
+    return this.rollCalls.add(handler);
   }
 
   publishLoad(report: LoadReport): void {

@@ -13,8 +13,18 @@ export interface IncarnationKey {
   readonly incarnation: string;
 }
 
+/** An agent as gateways reach it. */
+export interface AgentAddress {
+  /** Audience of the plans that it accepts (D12), unique in the fleet. */
+  readonly id: string;
+  /** Base URL of its door, e.g. `https://node-1.example`. */
+  readonly url: string;
+}
+
 /** What an agent announces of one rank when a life of it begins, and again with every heartbeat's refresh. */
 export interface Registration extends IncarnationKey {
+  /** The agent that takes plans for this rank; null: the one in the gateway's own process. */
+  readonly agent: AgentAddress | null;
   /** Canonical model id, as in the card. */
   readonly model: string;
   /** Names that clients may ask for: served names first, then adapters. */

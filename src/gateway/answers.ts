@@ -1,4 +1,4 @@
-/** What clients are told when something fails: public words for each code, bodies, in-band events. */
+/** What clients are told when something fails: public words for each code, headers, bodies. */
 
 import { type ErrorCode, KedgeError, openAiErrorBody } from "../errors/index.ts";
 
@@ -35,9 +35,4 @@ export function errorHeaders(error: KedgeError): Record<string, string> {
 
 export function errorJson(error: KedgeError): string {
   return JSON.stringify(openAiErrorBody(error));
-}
-
-/** The event that ends a stream which did not end by itself. `insideEvent`: half of another one has been sent. */
-export function errorEvent(error: KedgeError, insideEvent: boolean): Uint8Array {
-  return new TextEncoder().encode(`${insideEvent ? "\n\n" : ""}data: ${errorJson(error)}\n\n`);
 }

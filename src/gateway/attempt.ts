@@ -9,13 +9,13 @@ import type {
   TransportResponse,
   WorkerTransport,
 } from "../plan/transport.ts";
-import { errorEvent } from "./answers.ts";
+import { errorEvent } from "../stream/error-event.ts";
+import { SseScanner } from "../stream/sse.ts";
+import { failureError, statusError } from "../stream/upstream.ts";
+import { isRecord, readFailure, readUsage, tryParse, type Usage } from "../stream/usage.ts";
 import { type AnswerWriter, type ClientConnection, concatBytes } from "./client.ts";
 import type { Clock } from "./deps.ts";
 import type { AbortPhase } from "./metrics.ts";
-import { SseScanner } from "./sse.ts";
-import { failureError, statusError } from "./upstream.ts";
-import { isRecord, readFailure, readUsage, tryParse, type Usage } from "./usage.ts";
 
 /** A preamble without a following token waits so long for a failure to show; then the client may as well have it. */
 const PREAMBLE_HOLD_MS = 1_000;

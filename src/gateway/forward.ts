@@ -5,6 +5,7 @@ import { KedgeError } from "../errors/index.ts";
 import type { FleetRow } from "../fleet/types.ts";
 import type { Plan } from "../plan/index.ts";
 import type { Scored } from "../routing/index.ts";
+import type { Usage } from "../stream/usage.ts";
 import { Attempt, type AttemptResult } from "./attempt.ts";
 import type { Breakers, TryResult } from "./breaker.ts";
 import { predictionLifeMs } from "./candidates.ts";
@@ -14,7 +15,6 @@ import type { TokenEstimator } from "./estimate.ts";
 import type { GatewayMetrics, ModelMeters } from "./metrics.ts";
 import { ENDPOINT_PATHS, type Endpoint } from "./request.ts";
 import type { Route, Router } from "./route.ts";
-import type { Usage } from "./usage.ts";
 
 /** A reservation that no load report ever covers ends by itself. */
 const RESERVATION_TTL_MS = 30_000;
@@ -118,7 +118,7 @@ export class Forwarder {
         body: job.body,
         headers: { ...job.traceHeaders, "x-request-id": job.planId },
       },
-      dropUsage: job.stream && !job.wantsUsage,
+      dropUsage: plan.dropUsage,
       headers: this.answerHeaders(job, scored),
       // A whole answer comes at the end of its generation: nothing can be told from its silence.
       firstDataTimeoutMs: job.stream ? firstByteTimeoutMs : null,
@@ -164,6 +164,7 @@ export class Forwarder {
     const { promptTokens } = job.route;
     return {
       requestId: job.planId,
+      agent: row.agent,
       model: job.route.served.model,
       worker: row.worker,
       rank: row.rank,
@@ -175,6 +176,7 @@ export class Forwarder {
         overlapTokens: job.route.overlapTokens(scored),
         blocks: Math.ceil(promptTokens / row.blockSize),
       },
+      dropUsage: job.stream && !job.wantsUsage,
       cacheSalt: null,
     };
   }
@@ -194,7 +196,6 @@ export class Forwarder {
         prefillTokens: Math.max(0, promptTokens - plan.load.overlapTokens),
         reservationTtlMs: RESERVATION_TTL_MS,
         prediction: chain && {
-          root: chain.root,
           keys: chain.keys,
           tokensPerKey:
             chain.scheme === "tokens" ? chain.unitSize : (promptTokens * chain.unitSize) / prompt.bytes,

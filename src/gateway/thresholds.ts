@@ -2,8 +2,8 @@
 
 import type { BusyThresholds } from "../fleet/types.ts";
 import type { ViewStore } from "../store/types.ts";
+import { isRecord, type JsonRecord } from "../stream/usage.ts";
 import type { Directory, ServedModel } from "./models.ts";
-import { isRecord, type JsonRecord } from "./usage.ts";
 
 const FIELDS = {
   active_decode_blocks_threshold: "activeDecodeBlocksThreshold",

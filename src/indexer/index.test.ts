@@ -262,7 +262,6 @@ function later(memory: MemoryStore, onApply: (batches: readonly KvBatch[]) => vo
     read: (model, keys) => memory.read(model, keys),
     register: async (registration) => memory.register(registration),
     retire: async (key) => memory.retire(key),
-    heartbeat: async () => memory.heartbeat(),
     apply: async (batches): Promise<ApplyOutcome[]> => {
       await Promise.resolve();
       onApply(batches);
@@ -271,7 +270,8 @@ function later(memory: MemoryStore, onApply: (batches: readonly KvBatch[]) => vo
     applySnapshot: async (snapshot) => memory.applySnapshot(snapshot),
     reserve: async (write) => memory.reserve(write),
     release: async (key, requestId) => memory.release(key, requestId),
-    report: async (reports) => memory.report(reports),
+    report: async (reports, heartbeat) => memory.report(reports, heartbeat),
+    reset: async () => memory.reset(),
     fleet: async () => memory.fleet(),
     getThresholds: async (model) => memory.getThresholds(model),
     setThresholds: async (model, thresholds) => memory.setThresholds(model, thresholds),

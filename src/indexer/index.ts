@@ -190,7 +190,7 @@ export class Indexer {
         this.feeds.delete(idOf(work.key));
         return store.retire(work.key);
       case "heartbeat":
-        return store.heartbeat();
+        return after(store.report([], true), () => undefined);
       case "load":
         return this.report(run.flatMap((each) => (each.kind === "load" ? each.report : [])));
       case "kv":

@@ -3,6 +3,8 @@
 export type WorkerRole = "aggregated" | "prefill" | "decode";
 
 export interface Plan {
+  /** The agent that carries it out; null: the one in this process. */
+  readonly agent: { readonly id: string; readonly url: string } | null;
   readonly requestId: string;
   readonly model: string;
   readonly worker: string;
@@ -20,6 +22,8 @@ export interface Plan {
     /** KV blocks that the request adds to the worker. */
     readonly blocks: number;
   };
+  /** The usage chunk of this stream was asked for by the gateway alone: an agent that vouches for its streams leaves it out. */
+  readonly dropUsage: boolean;
   /** Sent to the engine as `cache_salt`; null: the body's own value is kept. */
   readonly cacheSalt: string | null;
 }

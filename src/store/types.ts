@@ -44,7 +44,7 @@ export interface ViewRead {
 export interface StoreOp {
   readonly op: "store";
   readonly tier: Tier;
-  /** Seed of the chain (shard). */
+  /** First key of the chain: what a view with several shards is split by. */
   readonly root: bigint;
   /** Key just before keys[0], null at the chain's start. A child's lease never outlives this parent's. */
   readonly parent: bigint | null;
@@ -57,6 +57,7 @@ export interface StoreOp {
 export interface RemoveOp {
   readonly op: "remove";
   readonly tier: Tier;
+  /** First key of the chain that all of the keys belong to. */
   readonly root: bigint;
   readonly keys: BigUint64Array;
 }
@@ -81,6 +82,9 @@ export interface KvSnapshot extends IncarnationKey {
 /** `applied`; `duplicate`: already in; `gap`: batches before it are missing, ask for a snapshot; `retired`/`unknown`: refused. */
 export type ApplyOutcome = "applied" | "duplicate" | "gap" | "retired" | "unknown";
 
+/** What became of a load report; `unknown`: the view does not know the rank (it may be new or was emptied): register it again. */
+export type ReportOutcome = "applied" | "retired" | "unknown";
+
 /** Written when a request is sent: reservation and prediction in one call (D6). */
 export interface ReserveWrite extends IncarnationKey {
   readonly requestId: string;
@@ -90,7 +94,6 @@ export interface ReserveWrite extends IncarnationKey {
   readonly reservationTtlMs: number;
   /** The prompt's chain, to be held as predicted by the worker's device slot; null: predict nothing. */
   readonly prediction: {
-    readonly root: bigint;
     readonly keys: BigUint64Array;
     /** Estimated tokens at key index i = round((i + 1) · tokensPerKey). */
     readonly tokensPerKey: number;
@@ -99,7 +102,7 @@ export interface ReserveWrite extends IncarnationKey {
 }
 
 export interface ViewStore {
-  /** Random name of this life of the view; changes when it is emptied. */
+  /** Random name of this life of the view; changes when it is emptied. A remote store: as last seen, empty before the first answer. */
   readonly epoch: string;
   /**
    * One round trip: depths of a prompt's keys plus fleet rows. `keys` may be empty (cold or unkeyed prompt).
@@ -113,11 +116,6 @@ export interface ViewStore {
   register(registration: Registration): MaybePromise<Readonly<Record<Tier, number>> | null>;
   /** Takes a rank out of the fleet; its entries are inert from now on. */
   retire(key: IncarnationKey): MaybePromise<void>;
-  /**
-   * The indexer's own heartbeat came round over the bus: from here on a rank's silence is the rank's own, not the
-   * bus's (D6). Without it nobody is ever judged dead.
-   */
-  heartbeat(): MaybePromise<void>;
   /** Applies batches in order. Errors: `KedgeError` `invalid_request` for a malformed op, before anything is written. */
   apply(batches: readonly KvBatch[]): MaybePromise<readonly ApplyOutcome[]>;
   /** Sets a rank's keys to exactly the snapshot's and its watermark to the snapshot's sequence. */
@@ -125,10 +123,16 @@ export interface ViewStore {
   reserve(write: ReserveWrite): MaybePromise<void>;
   /** Drops a reservation early: the forward failed before the engine accepted it. */
   release(key: IncarnationKey, requestId: string): MaybePromise<void>;
-  /** Folds load reports: load, feed, and deletion of the covered reservations, atomically per report. */
-  report(reports: readonly LoadReport[]): MaybePromise<void>;
-  /** All models with at least one live worker, with their rows. */
-  fleet(): MaybePromise<readonly FleetRow[]>;
+  /**
+   * Folds load reports in one write: load, feed, and deletion of the covered reservations. `heartbeat`: the indexer's own heartbeat came
+   * round over the bus since the last call, so that from here on a rank's silence is the rank's own and not the bus's (D6); without it
+   * nobody is ever judged dead. May be called with no reports.
+   */
+  report(reports: readonly LoadReport[], heartbeat?: boolean): MaybePromise<readonly ReportOutcome[]>;
+  /** All models with at least one live worker, with their rows. A remote store may answer from a copy of at most `maxAgeMs`. */
+  fleet(maxAgeMs?: number): MaybePromise<readonly FleetRow[]>;
   getThresholds(model: string): MaybePromise<BusyThresholds>;
   setThresholds(model: string, thresholds: BusyThresholds): MaybePromise<void>;
+  /** Begins a new epoch with an empty fleet and index; thresholds stay. Agents' next registrations and snapshots fill it again. */
+  reset(): MaybePromise<void>;
 }

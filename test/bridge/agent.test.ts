@@ -208,6 +208,8 @@ describe("while it runs", () => {
     const { incarnation } = registrations[0]!;
     const plan: Plan = {
       requestId: "a",
+      agent: null,
+      dropUsage: false,
       model: MODEL,
       worker: "w",
       rank: 0,

@@ -83,6 +83,7 @@ export function registration(scheme: Scheme, blockSize: number, rank = 0): Omit<
   return {
     worker: WORKER,
     rank,
+    agent: null,
     model: MODEL,
     servedNames: [MODEL],
     adapters: [],

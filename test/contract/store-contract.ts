@@ -322,7 +322,7 @@ function feeds(open: Open): void {
     await view.begin(FIRST);
     view.advance(20_000);
     expect(await view.store.fleet()).toHaveLength(1);
-    await view.store.heartbeat();
+    await view.store.report([], true);
     view.advance(1_000);
     expect(await view.store.fleet()).toHaveLength(0);
     await view.store.report([reportOf(FIRST)]);
@@ -373,7 +373,7 @@ class View {
   }
 
   async predict(key: IncarnationKey, keys: BigUint64Array, ttlMs: number): Promise<void> {
-    const prediction = { root: 7n, keys, tokensPerKey: 16, ttlMs };
+    const prediction = { keys, tokensPerKey: 16, ttlMs };
     await this.store.reserve({
       ...key,
       requestId: "predicting",

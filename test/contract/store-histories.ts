@@ -172,7 +172,6 @@ export class History {
         this.random() < 0.2
           ? null
           : {
-              root: 7n,
               keys: chain.slice(0, this.below(chain.length + 1)),
               tokensPerKey: 16 * this.random(),
               ttlMs: 1_000 * (1 + this.below(10)),
@@ -237,7 +236,7 @@ export class History {
       for (const key of other.subarray(depth)) if (held.has(key)) gone.add(key);
     }
     for (const key of gone) held.delete(key);
-    return { op: "remove", tier, root: 7n, keys: BigUint64Array.from([...gone].reverse()) };
+    return { op: "remove", tier, root: chain[0], keys: BigUint64Array.from([...gone].reverse()) };
   }
 
   private async compare(chains: readonly BigUint64Array[], when: string): Promise<void> {
@@ -285,7 +284,7 @@ export class History {
 function storeOp(tier: Tier, chain: BigUint64Array, start: number, end: number, fewer: number): StoreOp {
   const keys = chain.slice(start, end);
   const tokens = Uint32Array.from(keys, (_, i) => 16 * (start + i + 1) - fewer);
-  return { op: "store", tier, root: 7n, parent: start === 0 ? null : chain[start - 1], keys, tokens };
+  return { op: "store", tier, root: chain[0], parent: start === 0 ? null : chain[start - 1], keys, tokens };
 }
 
 function heldDepth(held: ReadonlySet<bigint>, chain: BigUint64Array): number {

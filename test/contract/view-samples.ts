@@ -30,6 +30,7 @@ export function registrationOf(key: IncarnationKey, changes: Partial<Registratio
     worker: key.worker,
     rank: key.rank,
     incarnation: key.incarnation,
+    agent: null,
     model: MODEL,
     servedNames: ["model", "style"],
     adapters: ["style"],
@@ -77,7 +78,7 @@ export function storeKeys(
 ): StoreOp {
   const keys = chain.slice(start, end);
   const tokens = Uint32Array.from(keys, (_, i) => 16 * (start + i + 1));
-  return { op: "store", tier, root: 7n, parent: start === 0 ? null : chain[start - 1], keys, tokens };
+  return { op: "store", tier, root: chain[0], parent: start === 0 ? null : chain[start - 1], keys, tokens };
 }
 
 export function removeKeys(
@@ -86,5 +87,5 @@ export function removeKeys(
   end = chain.length,
   tier: Tier = "device",
 ): RemoveOp {
-  return { op: "remove", tier, root: 7n, keys: chain.slice(start, end).reverse() };
+  return { op: "remove", tier, root: chain[0], keys: chain.slice(start, end).reverse() };
 }

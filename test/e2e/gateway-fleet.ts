@@ -41,6 +41,7 @@ export function registration(worker: string, overrides: Partial<Registration> = 
     worker,
     rank: 0,
     incarnation: "1",
+    agent: null,
     model: MODEL,
     servedNames: [MODEL],
     adapters: [],

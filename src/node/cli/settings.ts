@@ -1,12 +1,21 @@
 /** Settings as command-line options: every flag of the one table, with its environment names in `--help`. */
 
 import { type Command, Option } from "commander";
-import { defineConfig, type KedgeConfig, loadConfig, SETTINGS, type Setting } from "../../config/index.ts";
+import {
+  defineConfig,
+  type KedgeConfig,
+  loadConfig,
+  type Part,
+  partOf,
+  SETTINGS,
+  type Setting,
+} from "../../config/index.ts";
 
-/** Adds every setting as an option; switches get their `--no-…` form too. */
-export function addSettings(command: Command): Command {
+/** Adds the settings of the parts that the command runs as options; switches get their `--no-…` form too. */
+export function addSettings(command: Command, parts: readonly Part[] = ["gateway"]): Command {
   const defaults = defineConfig();
   for (const setting of SETTINGS) {
+    if (!parts.includes(partOf(setting))) continue;
     const help = `${setting.help}${defaultOf(setting, defaults)} [${setting.env.join(", ")}]`;
     if (setting.kind === "boolean") {
       command.addOption(settingOption(`--${setting.flag}`, help));

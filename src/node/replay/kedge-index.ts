@@ -166,6 +166,7 @@ function registration({ place, incarnation }: RankState, blockSize: number): Reg
   return {
     ...place,
     incarnation,
+    agent: null,
     model: MODEL,
     servedNames: [MODEL],
     adapters: [],

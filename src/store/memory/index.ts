@@ -18,6 +18,7 @@ import type {
   KvSnapshot,
   LookupResult,
   RemoveOp,
+  ReportOutcome,
   ReserveWrite,
   StoreOp,
   ViewRead,
@@ -82,7 +83,8 @@ const NO_THRESHOLDS: BusyThresholds = {
 };
 
 export class MemoryStore implements ViewStore {
-  readonly epoch: string;
+  private readonly nameEpoch: () => string;
+  private epochName: string;
   private readonly clock: () => number;
   private readonly startMs: number;
   private readonly horizonMs: number;
@@ -108,7 +110,8 @@ export class MemoryStore implements ViewStore {
     const word = () => Math.floor(options.random() * 2 ** 32);
     const seed = word();
     const liveness = options.liveness ?? DEFAULT_LIVENESS;
-    this.epoch = [word(), word()].map((part) => part.toString(16).padStart(8, "0")).join("");
+    this.nameEpoch = () => [word(), word()].map((part) => part.toString(16).padStart(8, "0")).join("");
+    this.epochName = this.nameEpoch();
     this.clock = options.now;
     this.startMs = this.clock();
     this.nowMs = this.startMs;
@@ -122,6 +125,10 @@ export class MemoryStore implements ViewStore {
       horizonMs: this.horizonMs,
       isAlive: (rank, nowMs) => isAlive(nowMs - rank.heardAtMs, nowMs - this.heartbeatAtMs, liveness),
     });
+  }
+
+  get epoch(): string {
+    return this.epochName;
   }
 
   read(model: string, keys: BigUint64Array): ViewRead {
@@ -169,8 +176,7 @@ export class MemoryStore implements ViewStore {
   }
 
   /** Also forgets ranks that were silent for so long that all their leases have ended; they may come back. */
-  heartbeat(): void {
-    this.tick();
+  private heartbeat(): void {
     this.heartbeatAtMs = this.nowMs;
     for (const rank of [...this.fleetTable.ranks()]) {
       if (this.nowMs - rank.heardAtMs > this.horizonMs) this.forget(rank);
@@ -223,18 +229,20 @@ export class MemoryStore implements ViewStore {
     this.fleetTable.changed(rank);
   }
 
-  report(reports: readonly LoadReport[]): void {
+  report(reports: readonly LoadReport[], heartbeat = false): ReportOutcome[] {
     this.tick();
-    for (const report of reports) {
-      const rank = this.fleetTable.current(report);
-      if (rank === undefined) {
-        this.refusedWrites += 1;
-        continue;
-      }
-      rank.heardAtMs = this.nowMs;
-      rank.report(report, this.nowMs);
-      this.fleetTable.changed(rank);
-    }
+    const outcomes = reports.map((report) => this.fold(report));
+    if (heartbeat) this.heartbeat();
+    return outcomes;
+  }
+
+  private fold(report: LoadReport): ReportOutcome {
+    const rank = this.fleetTable.current(report);
+    if (rank === undefined) return this.refuse(report);
+    rank.heardAtMs = this.nowMs;
+    rank.report(report, this.nowMs);
+    this.fleetTable.changed(rank);
+    return "applied";
   }
 
   fleet(): FleetRow[] {
@@ -248,6 +256,12 @@ export class MemoryStore implements ViewStore {
 
   setThresholds(model: string, thresholds: BusyThresholds): void {
     this.thresholds.set(model, thresholds);
+  }
+
+  reset(): void {
+    this.tick();
+    for (const rank of [...this.fleetTable.ranks()]) this.forget(rank);
+    this.epochName = this.nameEpoch();
   }
 
   figures(): MemoryStoreFigures {
@@ -305,7 +319,7 @@ export class MemoryStore implements ViewStore {
     for (let i = 0; i < op.keys.length; i++) this.confirmed.remove(words[2 * i], words[2 * i + 1], slot, now);
   }
 
-  private refuse(key: IncarnationKey): ApplyOutcome {
+  private refuse(key: IncarnationKey): "retired" | "unknown" {
     this.refusedWrites += 1;
     return this.fleetTable.isRetired(key, this.nowMs) ? "retired" : "unknown";
   }

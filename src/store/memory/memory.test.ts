@@ -269,7 +269,7 @@ describe("fleet rows", () => {
     const chain = bench.chain(5);
     bench.write(key, storeKeys(chain));
     bench.nowMs = 10_001;
-    bench.store.heartbeat();
+    bench.store.report([], true);
     expect(bench.store.fleet()).toEqual([]);
     expect(bench.store.apply([{ ...key, model: MODEL, sequence: 2, ops: [] }])).toEqual(["unknown"]);
     bench.begin("a");

@@ -96,6 +96,7 @@ export class Rank {
       worker: r.worker,
       rank: r.rank,
       incarnation: r.incarnation,
+      agent: r.agent,
       model: r.model,
       servedNames: r.servedNames,
       adapters: r.adapters,
