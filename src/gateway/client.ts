@@ -16,6 +16,8 @@ export interface ClientConnection {
   begin(status: number, headers: Readonly<Record<string, string>>, onDrain: () => void): AnswerWriter;
   /** Called once if the client leaves before its answer is complete; at once if it has left. */
   onGone(callback: () => void): void;
+  /** Keeps the host from ending work that outlives the answer; absent where nothing ends it. */
+  waitUntil?(work: Promise<unknown>): void;
   /** What the Hono handler returns; settled by `send`, `begin` or the client's leaving. */
   readonly response: Promise<Response>;
 }

@@ -9,6 +9,14 @@ import type {
   Tier,
 } from "../fleet/types.ts";
 
+/** Who leads among several processes that could do the same work; the loser of a race stands by. */
+export interface LeaderLease {
+  /** Takes or keeps the lease. False: another holds it. */
+  renew(): MaybePromise<boolean>;
+  /** Gives it up at once, if it is held here. */
+  release(): MaybePromise<void>;
+}
+
 /** The memory store answers at once, Redis later; callers await either. */
 export type MaybePromise<T> = T | Promise<T>;
 
