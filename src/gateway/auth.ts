@@ -9,15 +9,16 @@ const BEARER = /^Bearer +(\S+) *$/i;
 export type Authenticate = (authorization: string | undefined) => MaybePromise<void>;
 
 /**
- * Without keys a gateway on loopback is open and any other is closed: `service_unconfigured`.
+ * Without keys a gateway on loopback is open and any other is closed: `service_unconfigured`. `requireKeys`: so is one on loopback.
  * Errors of the returned check: `unauthorized`, `service_unconfigured`.
  */
 export function createAuthenticator(
   config: Pick<KedgeConfig, "host" | "apiKeyDigests">,
   sha256: (text: string) => MaybePromise<Uint8Array>,
+  requireKeys = false,
 ): Authenticate {
   const digests = config.apiKeyDigests.map(fromHex);
-  if (digests.length === 0) return isLoopback(config.host) ? () => {} : refuseUnconfigured;
+  if (digests.length === 0) return isLoopback(config.host) && !requireKeys ? () => {} : refuseUnconfigured;
   return (authorization) => {
     const key = BEARER.exec(authorization ?? "")?.[1];
     if (key === undefined) throw unauthorized('Missing API key: send "Authorization: Bearer <key>".');
@@ -33,7 +34,7 @@ export async function webSha256(text: string): Promise<Uint8Array> {
 function refuseUnconfigured(): never {
   throw new KedgeError(
     "service_unconfigured",
-    "This gateway is reachable from other machines but has no API keys. Set KEDGE_API_KEYS to SHA-256 digests of the keys, or bind it to 127.0.0.1.",
+    "This gateway is reachable from other machines but has no API keys. Set KEDGE_API_KEYS to SHA-256 digests of the keys; one that serves its own machine only can be bound to 127.0.0.1 instead.",
   );
 }
 

@@ -1,6 +1,7 @@
 /** What a host gives to a gateway: configuration, the view, the way to workers, time and chance. */
 
 import type { KedgeConfig } from "../config/index.ts";
+import type { Registration } from "../fleet/types.ts";
 import type { WorkerTransport } from "../plan/transport.ts";
 import type { Hasher } from "../prefix/hasher.ts";
 import type { PromptTokenizer } from "../prefix/tokenizer.ts";
@@ -43,6 +44,19 @@ export interface GatewayDeps {
   readonly sha256?: (text: string) => MaybePromise<Uint8Array>;
   /** False once the host has begun to shut down: `/ready` and `/live` say so. */
   readonly isServing?: () => boolean;
+  /** Fleet to route over while the view is out of reach and none has been read yet; see `parseSeedFleet`. */
+  readonly seedFleet?: readonly Registration[];
+  /**
+   * A served name that was read no longer ago than this is used without asking, for the read that follows checks it. Default 250, fit for
+   * a view in this process; hosts with a remote one pass 10,000.
+   */
+  readonly directoryMaxAgeMs?: number;
+  /** Public keys of the plans' signatures, published at `/.well-known/jwks.json`; absent: no plans are signed here. */
+  readonly jwks?: { readonly keys: readonly object[] };
+  /** True: API keys are needed whatever address the configuration names; for hosts without a loopback. */
+  readonly requireKeys?: boolean;
+  /** What `/metrics` answers; default: this registry alone. For hosts of several processes. */
+  readonly metricsText?: () => MaybePromise<string>;
 }
 
 /** Hono environment: a host may bring its own connection to the client. */

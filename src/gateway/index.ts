@@ -21,6 +21,7 @@ import { BusyThresholdApi, type ThresholdAnswer } from "./thresholds.ts";
 export type { AnswerWriter, ClientConnection } from "./client.ts";
 export { clientClosed, concatBytes, payloadTooLarge } from "./client.ts";
 export type { Clock, GatewayDeps, GatewayEnv, Log } from "./deps.ts";
+export { parseSeedFleet } from "./seed-fleet.ts";
 
 type Ctx = Context<GatewayEnv>;
 
@@ -37,7 +38,11 @@ const METHODS: Readonly<Record<string, string>> = {
   "/live": "GET, HEAD",
   "/ready": "GET, HEAD",
   "/metrics": "GET, HEAD",
+  "/.well-known/jwks.json": "GET, HEAD",
 };
+
+/** Verifiers ask again by themselves when they meet an unknown key; this bounds how long a withdrawn one is believed. */
+const JWKS_CACHE = "public, max-age=300";
 
 /** Stateless but for what it has learnt: breakers, bytes per token, round robin's turn. Runs in workerd and Node. */
 export function createGateway(deps: GatewayDeps): Hono<GatewayEnv> {
@@ -49,7 +54,7 @@ export function createGateway(deps: GatewayDeps): Hono<GatewayEnv> {
   const prompts = new PromptReader(deps, estimator);
   const router = new Router({ deps, directory, prompts, breakers });
   const forwarder = new Forwarder({ deps, router, breakers, metrics, estimator });
-  const authenticate = createAuthenticator(config, deps.sha256 ?? webSha256);
+  const authenticate = createAuthenticator(config, deps.sha256 ?? webSha256, deps.requireKeys);
   const service = new Service({ deps, authenticate, router, forwarder, metrics });
   const thresholds = new BusyThresholdApi(store, directory, config.router);
 
@@ -84,8 +89,15 @@ export function createGateway(deps: GatewayDeps): Hono<GatewayEnv> {
   );
   app.get(
     "/metrics",
-    guarded((c) => c.body(deps.registry.encode(), 200, { "content-type": PROMETHEUS_CONTENT_TYPE })),
+    guarded(async (c) => {
+      const text = await (deps.metricsText?.() ?? deps.registry.encode());
+      return c.body(text, 200, { "content-type": PROMETHEUS_CONTENT_TYPE });
+    }),
   );
+  const { jwks } = deps;
+  if (jwks !== undefined) {
+    app.get("/.well-known/jwks.json", (c) => c.json(jwks, 200, { "cache-control": JWKS_CACHE }));
+  }
 
   addHealth(app, deps);
   app.notFound((c) => unknownRoute(c, deps));

@@ -11,4 +11,7 @@ export {
   selectedLine,
 } from "./explain.ts";
 export { toFixedEven } from "./format.ts";
+export { consistentHash } from "./policies/consistent-hash.ts";
+export type { Policy } from "./policies/policy.ts";
+export { twoChoices } from "./policies/two-choices.ts";
 export * from "./types.ts";
