@@ -75,6 +75,9 @@ export class Attempt implements BodySink {
   private timer: unknown = null;
   private lastDataMs = 0;
   private held = false;
+  private vouched = false;
+  /** The rest of the stream goes to the client without passing through here: where its events end is not known. */
+  private piped = false;
   private preambleHeld = false;
   private wholeChunks: Uint8Array[] = [];
   private wholeBytes = 0;
@@ -150,6 +153,7 @@ export class Attempt implements BodySink {
       return;
     }
     this.source = response.body;
+    this.vouched = response.vouched ?? false;
     this.status = response.status;
     this.contentType = response.headers["content-type"] ?? "application/json";
     const error = statusError(response.status, response.headers["retry-after"]);
@@ -167,7 +171,32 @@ export class Attempt implements BodySink {
     scanner.push(chunk, out);
     if (this.state === "streaming") this.noteDelivery();
     else if (!this.judgeStart()) return true;
-    return this.flush();
+    const more = this.flush();
+    if (this.mayPipe()) void this.pipe();
+    return more;
+  }
+
+  /** A vouched stream needs no look inside, once its beginning is known to be good. */
+  private mayPipe(): boolean {
+    const { scanner, writer, source, vouched } = this;
+    const isOpen = !scanner.holding && !scanner.sawDone && scanner.error === null;
+    return vouched && isOpen && writer?.pipe !== undefined && source?.rest !== undefined;
+  }
+
+  /** Silence is the sender's to judge from here on; the deadline stays. Usage is not seen. */
+  private async pipe(): Promise<void> {
+    this.piped = true;
+    this.disarm();
+    this.armPipe();
+    const end = await this.writer!.pipe!(this.source!.rest!());
+    if (this.state !== "streaming") return;
+    if (end === "gone") this.abandon();
+    else if (end === "cut") {
+      this.breakOff(new KedgeError("stream_interrupted", "The engine's stream was cut off before its end."));
+    } else {
+      this.writer!.end();
+      this.finish({ kind: "answered", status: 200, usage: this.scanner.usage });
+    }
   }
 
   /** True once the stream may go to the client. */
@@ -239,7 +268,7 @@ export class Attempt implements BodySink {
   /** The stream has failed after its first data: say so in it, and end it without an end mark. */
   private breakOff(error: KedgeError): void {
     this.flush();
-    this.writer!.write(errorEvent(error, this.scanner.insideEvent));
+    this.writer!.write(errorEvent(error, this.piped || this.scanner.insideEvent));
     this.writer!.end();
     this.finish({ kind: "broken", error });
     this.hangUp();
@@ -329,6 +358,16 @@ export class Attempt implements BodySink {
     const silentUntilMs = (this.held ? nowMs : this.lastDataMs) + stallTimeoutMs;
     const atMs = Math.min(silentUntilMs, deadlineAtMs ?? silentUntilMs);
     this.timer = clock.setTimeout(() => this.guard(), Math.max(1, atMs - nowMs));
+  }
+
+  private armPipe(): void {
+    const { clock, deadlineAtMs } = this.input;
+    if (deadlineAtMs === null) return;
+    const delayMs = Math.max(1, deadlineAtMs - clock.now());
+    this.timer = clock.setTimeout(() => {
+      this.timer = null;
+      this.breakOff(deadlineExceeded());
+    }, delayMs);
   }
 
   private guard(): void {

@@ -29,8 +29,9 @@ export interface BodySource {
   /** Stops delivery and aborts the engine's request at once. May be called at any time, also twice; nothing reaches the sink after it. */
   cancel(): void;
   /**
-   * Hands over what has not been delivered yet as a web stream, once, from within or after `data`; nothing reaches the sink after it. Only
-   * sources that are web streams underneath have it: piping those on costs an edge host a tenth of passing every chunk through.
+   * Hands over what has not been delivered yet as a web stream, once, from within `data`; nothing reaches the sink after it, and `cancel`
+   * cuts that stream. Only sources that are web streams underneath have it: piping those on costs an edge host a tenth of passing every
+   * chunk through.
    */
   rest?(): ReadableStream<Uint8Array>;
 }

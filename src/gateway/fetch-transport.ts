@@ -1,0 +1,200 @@
+/** Reaches agents by fetch: a signed plan as bearer token, the answer's web stream pushed to its sink or handed on whole (design D12). */
+
+import { ERROR_TABLE, type ErrorCode, KedgeError } from "../errors/index.ts";
+import type { AgentAddress } from "../fleet/types.ts";
+import type { Plan } from "../plan/index.ts";
+import type { PlanSigner } from "../plan/sign.ts";
+import type {
+  BodySink,
+  BodySource,
+  TransportRequest,
+  TransportResponse,
+  WorkerTransport,
+} from "../plan/transport.ts";
+import { isRecord, tryParse } from "../stream/usage.ts";
+import { clientClosed } from "./client.ts";
+
+/** Whatever can fetch: the platform, a private network's binding, a client certificate's. */
+export interface Fetcher {
+  fetch(url: string, init: RequestInit): Promise<Response>;
+}
+
+export interface FetchTransportOptions {
+  readonly signer: PlanSigner;
+  /** Chosen per agent; default: the platform's own fetch. */
+  readonly fetcherFor?: (agent: AgentAddress) => Fetcher;
+}
+
+/** Headers of a request that reach an agent, besides what this file sets. */
+const REQUEST_HEADERS = ["x-request-id", "traceparent", "tracestate"] as const;
+/** Headers of an agent's answer that pass on. */
+const RESPONSE_HEADERS = ["content-type", "retry-after"] as const;
+/** Of an agent's own refusal so much is read. */
+const MAX_REFUSAL_BYTES = 16 * 1024;
+
+/** Errors of `send`: those of the contract, and whatever code the agent's door names for a request that it refused. */
+export function createFetchTransport(options: FetchTransportOptions): WorkerTransport {
+  const { signer, fetcherFor = () => ({ fetch: (url, init) => fetch(url, init) }) } = options;
+  return {
+    async send(plan, request, signal) {
+      const { agent } = plan;
+      if (agent === null) throw unreachable(plan, "it has no agent that can be reached over the network");
+      const token = await signer.sign(plan);
+      const abort = new AbortController();
+      const onAbort = () => abort.abort();
+      if (signal.aborted) throw clientClosed();
+      signal.addEventListener("abort", onAbort, { once: true });
+      try {
+        const answer = await fetcherFor(agent).fetch(
+          agent.url.replace(/\/+$/, "") + request.path,
+          initOf(token, request, abort.signal),
+        );
+        const refusal = await refusalOf(answer);
+        if (refusal !== null) throw refusal;
+        return responseOf(answer, abort);
+      } catch (error) {
+        if (signal.aborted) throw clientClosed(error);
+        throw error instanceof KedgeError ? error : unreachable(plan, "its agent cannot be reached", error);
+      } finally {
+        signal.removeEventListener("abort", onAbort);
+      }
+    },
+  };
+}
+
+function initOf(token: string, { body, headers }: TransportRequest, signal: AbortSignal): RequestInit {
+  const sent: Record<string, string> = {
+    authorization: `Bearer ${token}`,
+    "content-type": "application/json",
+  };
+  for (const name of REQUEST_HEADERS) {
+    const value = headers[name];
+    if (value !== undefined) sent[name] = value;
+  }
+  // A view's type parameter says nothing of where it came from; bodies here never lie in shared memory.
+  return { method: "POST", headers: sent, body: body as Uint8Array<ArrayBuffer>, signal, redirect: "manual" };
+}
+
+function responseOf(answer: Response, abort: AbortController): TransportResponse {
+  const headers: Record<string, string> = {};
+  for (const name of RESPONSE_HEADERS) {
+    const value = answer.headers.get(name);
+    if (value !== null) headers[name] = value;
+  }
+  const body = new WebBody(answer.body, abort);
+  return { status: answer.status, headers, body, vouched: answer.headers.get("x-kedge-vouched") === "1" };
+}
+
+/** What the door itself says when no engine answered, as the error that it was there. */
+async function refusalOf(answer: Response): Promise<KedgeError | null> {
+  const code = answer.headers.get("x-kedge-error");
+  if (code === null || answer.status < 400) return null;
+  const told = tryParse(new TextDecoder().decode(await readStart(answer)));
+  const error = isRecord(told) && isRecord(told.error) ? told.error : {};
+  const message = typeof error.message === "string" ? error.message : `The agent answered ${answer.status}.`;
+  const seconds = Number(answer.headers.get("retry-after") ?? Number.NaN);
+  const known: ErrorCode = Object.hasOwn(ERROR_TABLE, code) ? (code as ErrorCode) : "upstream_error";
+  return new KedgeError(known, message, {
+    ...(Number.isInteger(seconds) && seconds >= 0 && { retryAfterSeconds: seconds }),
+    ...(typeof error.param === "string" && { param: error.param }),
+  });
+}
+
+/** A body that is longer than a refusal may be is read no further: what was read does not parse, and is not needed. */
+async function readStart(answer: Response): Promise<Uint8Array> {
+  const reader = answer.body?.getReader();
+  const start = new Uint8Array(MAX_REFUSAL_BYTES);
+  let length = 0;
+  while (reader !== undefined) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    const fits = value.subarray(0, start.length - length);
+    start.set(fits, length);
+    length += fits.length;
+    if (length < start.length) continue;
+    reader.cancel().catch(ignore);
+    break;
+  }
+  return start.subarray(0, length);
+}
+
+/** A response's stream, read one chunk ahead of nobody: the next is asked for when the sink has taken this one. */
+class WebBody implements BodySource {
+  private stream: ReadableStream<Uint8Array> | null;
+  private readonly abort: AbortController;
+  private reader: ReadableStreamDefaultReader<Uint8Array> | null = null;
+  private sink: BodySink | null = null;
+  private held = false;
+  private reading = false;
+
+  constructor(stream: ReadableStream<Uint8Array> | null, abort: AbortController) {
+    this.stream = stream;
+    this.abort = abort;
+  }
+
+  start(sink: BodySink): void {
+    if (this.stream === null) {
+      sink.end();
+      return;
+    }
+    this.sink = sink;
+    this.reader = this.stream.getReader();
+    void this.deliver();
+  }
+
+  resume(): void {
+    this.held = false;
+    if (!this.reading) void this.deliver();
+  }
+
+  cancel(): void {
+    this.sink = null;
+    const { reader, stream } = this;
+    this.reader = null;
+    this.stream = null;
+    this.abort.abort();
+    // The abort ends the exchange; the stream is told as well, for a body that has come already would keep its buffers.
+    const ended = reader?.cancel() ?? (stream?.locked === false ? stream.cancel() : undefined);
+    ended?.catch(ignore);
+  }
+
+  rest(): ReadableStream<Uint8Array> {
+    const stream = this.stream!;
+    this.sink = null;
+    this.reader!.releaseLock();
+    this.reader = null;
+    return stream;
+  }
+
+  private async deliver(): Promise<void> {
+    this.reading = true;
+    while (!this.held && this.sink !== null && this.reader !== null) {
+      const chunk = await this.reader.read().catch((error: unknown) => interrupted(error));
+      // The sink may have cancelled meanwhile; read errors that come of it are no news.
+      if (this.sink === null) break;
+      if (chunk instanceof KedgeError) this.close().fail(chunk);
+      else if (chunk.done) this.close().end();
+      else if (!this.sink.data(chunk.value)) this.held = true;
+    }
+    this.reading = false;
+  }
+
+  /** The body is over: nothing reaches the sink after what it is told now. */
+  private close(): BodySink {
+    const sink = this.sink!;
+    this.sink = null;
+    this.reader = null;
+    this.stream = null;
+    return sink;
+  }
+}
+
+const ignore = () => {};
+
+function interrupted(cause: unknown): KedgeError {
+  return new KedgeError("stream_interrupted", "The agent's answer was cut off before its end.", { cause });
+}
+
+function unreachable(plan: Plan, why: string, cause?: unknown): KedgeError {
+  return new KedgeError("upstream_unreachable", `Worker ${plan.worker}: ${why}.`, { cause });
+}
