@@ -171,15 +171,17 @@ export class Attempt implements BodySink {
     scanner.push(chunk, out);
     if (this.state === "streaming") this.noteDelivery();
     else if (!this.judgeStart()) return true;
-    const more = this.flush();
-    if (this.mayPipe()) void this.pipe();
-    return more;
+    if (!this.mayPipe()) return this.flush();
+    scanner.release(out);
+    this.flush();
+    void this.pipe();
+    return true;
   }
 
   /** A vouched stream needs no look inside, once its beginning is known to be good. */
   private mayPipe(): boolean {
     const { scanner, writer, source, vouched } = this;
-    const isOpen = !scanner.holding && !scanner.sawDone && scanner.error === null;
+    const isOpen = !scanner.sawDone && scanner.error === null;
     return vouched && isOpen && writer?.pipe !== undefined && source?.rest !== undefined;
   }
 

@@ -1,7 +1,16 @@
 /** Reaches agents by fetch: a signed plan as bearer token, the answer's web stream pushed to its sink or handed on whole (design D12). */
 
-import { ERROR_TABLE, type ErrorCode, KedgeError } from "../errors/index.ts";
+import { KedgeError } from "../errors/index.ts";
 import type { AgentAddress } from "../fleet/types.ts";
+import {
+  DOOR_HEADER,
+  DOOR_REQUEST_HEADERS,
+  DOOR_RESPONSE_HEADERS,
+  doorError,
+  ERROR_HEADER,
+  MAX_ERROR_BYTES,
+  VOUCHED_HEADER,
+} from "../plan/door.ts";
 import type { Plan } from "../plan/index.ts";
 import type { PlanSigner } from "../plan/sign.ts";
 import type {
@@ -11,7 +20,6 @@ import type {
   TransportResponse,
   WorkerTransport,
 } from "../plan/transport.ts";
-import { isRecord, tryParse } from "../stream/usage.ts";
 import { clientClosed } from "./client.ts";
 
 /** Whatever can fetch: the platform, a private network's binding, a client certificate's. */
@@ -25,14 +33,7 @@ export interface FetchTransportOptions {
   readonly fetcherFor?: (agent: AgentAddress) => Fetcher;
 }
 
-/** Headers of a request that reach an agent, besides what this file sets. */
-const REQUEST_HEADERS = ["x-request-id", "traceparent", "tracestate"] as const;
-/** Headers of an agent's answer that pass on. */
-const RESPONSE_HEADERS = ["content-type", "retry-after"] as const;
-/** Of an agent's own refusal so much is read. */
-const MAX_REFUSAL_BYTES = 16 * 1024;
-
-/** Errors of `send`: those of the contract, and whatever code the agent's door names for a request that it refused. */
+/** Errors of `send`: those of the contract, and the code that an agent's door names for a request that it refused. */
 export function createFetchTransport(options: FetchTransportOptions): WorkerTransport {
   const { signer, fetcherFor = () => ({ fetch: (url, init) => fetch(url, init) }) } = options;
   return {
@@ -49,7 +50,7 @@ export function createFetchTransport(options: FetchTransportOptions): WorkerTran
           agent.url.replace(/\/+$/, "") + request.path,
           initOf(token, request, abort.signal),
         );
-        const refusal = await refusalOf(answer);
+        const refusal = await refusalOf(agent, answer);
         if (refusal !== null) throw refusal;
         return responseOf(answer, abort);
       } catch (error) {
@@ -67,7 +68,7 @@ function initOf(token: string, { body, headers }: TransportRequest, signal: Abor
     authorization: `Bearer ${token}`,
     "content-type": "application/json",
   };
-  for (const name of REQUEST_HEADERS) {
+  for (const name of DOOR_REQUEST_HEADERS) {
     const value = headers[name];
     if (value !== undefined) sent[name] = value;
   }
@@ -77,33 +78,25 @@ function initOf(token: string, { body, headers }: TransportRequest, signal: Abor
 
 function responseOf(answer: Response, abort: AbortController): TransportResponse {
   const headers: Record<string, string> = {};
-  for (const name of RESPONSE_HEADERS) {
+  for (const name of DOOR_RESPONSE_HEADERS) {
     const value = answer.headers.get(name);
     if (value !== null) headers[name] = value;
   }
   const body = new WebBody(answer.body, abort);
-  return { status: answer.status, headers, body, vouched: answer.headers.get("x-kedge-vouched") === "1" };
+  return { status: answer.status, headers, body, vouched: answer.headers.get(VOUCHED_HEADER) === "1" };
 }
 
 /** What the door itself says when no engine answered, as the error that it was there. */
-async function refusalOf(answer: Response): Promise<KedgeError | null> {
-  const code = answer.headers.get("x-kedge-error");
-  if (code === null || answer.status < 400) return null;
-  const told = tryParse(new TextDecoder().decode(await readStart(answer)));
-  const error = isRecord(told) && isRecord(told.error) ? told.error : {};
-  const message = typeof error.message === "string" ? error.message : `The agent answered ${answer.status}.`;
-  const seconds = Number(answer.headers.get("retry-after") ?? Number.NaN);
-  const known: ErrorCode = Object.hasOwn(ERROR_TABLE, code) ? (code as ErrorCode) : "upstream_error";
-  return new KedgeError(known, message, {
-    ...(Number.isInteger(seconds) && seconds >= 0 && { retryAfterSeconds: seconds }),
-    ...(typeof error.param === "string" && { param: error.param }),
-  });
+async function refusalOf({ id }: AgentAddress, answer: Response): Promise<KedgeError | null> {
+  const header = (name: string) => answer.headers.get(name);
+  if (header(DOOR_HEADER) !== null && header(ERROR_HEADER) === null) return null;
+  return doorError(id, header, new TextDecoder().decode(await readStart(answer)));
 }
 
-/** A body that is longer than a refusal may be is read no further: what was read does not parse, and is not needed. */
+/** A body that is longer than an error may be is read no further: the rest is not needed. */
 async function readStart(answer: Response): Promise<Uint8Array> {
   const reader = answer.body?.getReader();
-  const start = new Uint8Array(MAX_REFUSAL_BYTES);
+  const start = new Uint8Array(MAX_ERROR_BYTES);
   let length = 0;
   while (reader !== undefined) {
     const { done, value } = await reader.read();

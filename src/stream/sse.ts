@@ -63,11 +63,6 @@ export class SseScanner {
     return this.dataEvents > 0 || this.sawDone || this.error !== null || this.usage !== null;
   }
 
-  /** The beginning of an event is kept until its end comes. */
-  get holding(): boolean {
-    return this.heldLength > 0;
-  }
-
   /** Appends to `out` what may go to the client: views of the chunk where possible, copies otherwise. Comments before the first data stay out. */
   push(chunk: Uint8Array, out: Uint8Array[]): void {
     if (this.heldLength === 0) {
@@ -96,6 +91,14 @@ export class SseScanner {
       }
     }
     return this.sawDone || this.error !== null;
+  }
+
+  /** Lets go of the beginning of an event that is kept until its end comes: what follows will not pass through here. */
+  release(out: Uint8Array[]): void {
+    if (this.heldLength === 0) return;
+    out.push(this.held.slice(0, this.heldLength));
+    this.heldLength = 0;
+    this.insideEvent = true;
   }
 
   /** Takes events from `bytes`; returns where the last incomplete one begins. Leaves in `scanned` how far was looked. */
