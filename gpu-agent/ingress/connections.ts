@@ -1,11 +1,16 @@
-/** Kept-alive connections to one engine: a free list of undici clients, one request at a time on each. */
+/** Kept-alive connections to one engine or door: a free list of undici clients, one request at a time on each. */
 
 import { Client } from "undici";
 
-/** Below uvicorn's 5 s, so that this side lets an idle connection go first. */
-const KEEP_ALIVE_MS = 4_000;
-const CONNECT_TIMEOUT_MS = 5_000;
-/** Idle connections kept per engine. */
+export interface ConnectionTimes {
+  /** An idle connection is let go after so long; below the other end's own time, so that this side goes first. */
+  readonly keepAliveMs: number;
+  readonly connectTimeoutMs: number;
+}
+
+/** uvicorn lets an idle connection go after 5 s. */
+const ENGINE_TIMES: ConnectionTimes = { keepAliveMs: 4_000, connectTimeoutMs: 5_000 };
+/** Idle connections kept per address. */
 const MAX_IDLE = 256;
 
 /** One connection with its history: whether it has carried an exchange decides if a reset may be retried. */
@@ -14,16 +19,16 @@ export class Connection {
   /** Exchanges completed since the socket was opened. */
   served = 0;
 
-  constructor(origin: string) {
+  constructor(origin: string, { keepAliveMs, connectTimeoutMs }: ConnectionTimes) {
     this.client = new Client(origin, {
       pipelining: 1,
       allowH2: false,
-      keepAliveTimeout: KEEP_ALIVE_MS,
-      keepAliveMaxTimeout: KEEP_ALIVE_MS,
+      keepAliveTimeout: keepAliveMs,
+      keepAliveMaxTimeout: keepAliveMs,
       // Deadlines are the ingress's own: a long prefill is silent for minutes.
       headersTimeout: 0,
       bodyTimeout: 0,
-      connect: { timeout: CONNECT_TIMEOUT_MS, noDelay: true },
+      connect: { timeout: connectTimeoutMs, noDelay: true },
     });
     this.client.on("connect", () => {
       this.served = 0;
@@ -33,12 +38,14 @@ export class Connection {
 
 export class Connections {
   private readonly origin: string;
+  private readonly times: ConnectionTimes;
   /** Last used first, so that surplus ones fall idle and close. */
   private readonly idle: Connection[] = [];
   private closed = false;
 
-  constructor(origin: string) {
+  constructor(origin: string, times: ConnectionTimes = ENGINE_TIMES) {
     this.origin = origin;
+    this.times = times;
   }
 
   take(): Connection {
@@ -47,7 +54,7 @@ export class Connections {
 
   /** A connection that has never carried anything. */
   open(): Connection {
-    return new Connection(this.origin);
+    return new Connection(this.origin, this.times);
   }
 
   giveBack(connection: Connection): void {
