@@ -109,12 +109,17 @@ function unknownNames(
   const names = new Set(SETTINGS.flatMap((setting) => setting.env));
   const known = new Set(SETTINGS.map((setting) => setting.flag));
   const problems = Object.entries(env)
-    .filter(([name, text]) => name.startsWith("KEDGE_") && !names.has(name) && !isServiceLink(name, text))
+    .filter(([name, text]) => isOurs(name) && !names.has(name) && !isServiceLink(name, text))
     .map(([name]) => `${name}: unknown setting${closest(name, names)}`);
   for (const flag of Object.keys(flags)) {
     if (!known.has(flag)) problems.push(`--${flag}: unknown setting${closest(flag, known)}`);
   }
   return problems;
+}
+
+/** `KEDGE_REST_…` is checked by `kedge redis-rest`, which may share an environment with the rest. */
+function isOurs(name: string): boolean {
+  return name.startsWith("KEDGE_") && !name.startsWith("KEDGE_REST_");
 }
 
 /**

@@ -12,6 +12,7 @@ const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   "replay-scenario": async () => (await import("./replay-scenario.ts")).replayScenarioCommand(),
   compare: async () => (await import("./compare.ts")).compareCommand(),
   card: async () => (await import("./card.ts")).cardCommand(),
+  "redis-rest": async () => (await import("./redis-rest.ts")).redisRestCommand(),
 };
 
 async function program(wanted: string | undefined): Promise<Command> {

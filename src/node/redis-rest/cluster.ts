@@ -63,6 +63,8 @@ export class ClusterBackend implements Backend {
       clusterNodeRetryStrategy: retryDelayMs,
       slotsRefreshInterval: SLOTS_REFRESH_MS,
       redisOptions: { ...redisOptions, ...credentials },
+      // Certificates are for names: those stay as the cluster tells them.
+      ...(credentials.tls === undefined ? {} : { dnsLookup: (name, callback) => callback(null, name) }),
     });
     this.cluster.on("error", () => undefined);
     this.cluster.on("ready", () => void this.learn());
@@ -216,7 +218,6 @@ function withSubcommand({ name, args }: RestCommand): string {
 
 /** Servers learnt from the cluster come without a URL: they take the first one's credentials and encryption. */
 function credentialsOf(url: string): { username?: string; password?: string; tls?: object } {
-  if (!URL.canParse(url)) return {};
   const { protocol, username, password } = new URL(url);
   return {
     ...(username === "" ? {} : { username: decodeURIComponent(username) }),

@@ -92,7 +92,7 @@ export async function startRedisRest(options: RedisRestOptions): Promise<RestSer
   const { token, readOnlyToken, host = "127.0.0.1", port } = options;
   checkTokens(token, readOnlyToken, host);
   const limits = { ...DEFAULT_LIMITS, ...options.limits };
-  const backend = connect(options.redis, limits.redisTimeoutMs);
+  const backend = connect(withSchemes(options.redis), limits.redisTimeoutMs);
   const front = new Front(backend, new Tokens(token, readOnlyToken ?? null), limits);
   const server = createServer(
     {
@@ -137,6 +137,28 @@ function checkTokens(token: string | null, readOnlyToken: string | undefined, ho
   }
   if (token !== null && token === readOnlyToken)
     throw invalid("Token and read-only token must differ: the same one cannot be both.");
+}
+
+/** Addresses as URLs; `host:port` is short for `redis://host:port`. Errors: `config_invalid`. */
+function withSchemes(target: RedisTarget): RedisTarget {
+  if (typeof target === "string") return withScheme(target);
+  if (!("cluster" in target)) return target;
+  if (target.cluster.length === 0)
+    throw new KedgeError("config_invalid", "A cluster needs at least one node's address.");
+  return { cluster: target.cluster.map(withScheme) };
+}
+
+function withScheme(address: string): string {
+  const url = address.includes("://") ? address : `redis://${address}`;
+  const isRedis =
+    URL.canParse(url) && /^rediss?:$/.test(new URL(url).protocol) && new URL(url).hostname !== "";
+  // Addresses hold passwords: the message shows none.
+  if (!isRedis)
+    throw new KedgeError(
+      "config_invalid",
+      "The Redis address must look like redis://host:6379 or rediss://user:password@host:6379/0.",
+    );
+  return url;
 }
 
 function connect(target: RedisTarget, timeoutMs: number): Backend {
