@@ -128,11 +128,39 @@ describe("indexer", () => {
     site.bus.serveSnapshots(() => site.snapshot());
     site.grow(10, true);
     site.grow(10);
-    expect(site.indexer.figures.batchesRefused).toBe(1);
     site.register();
     site.grow(10);
     await settle();
     expect(site.depth()).toBe(30);
+  });
+
+  it("keeps a batch that overtook its registration, for a while", () => {
+    const site = new Site();
+    let rolls = 0;
+    site.bus.onRollCall(() => void rolls++);
+    site.nowMs = 5_000;
+    site.grow(10);
+    expect([site.depth(), rolls]).toEqual([0, 1]);
+    site.register();
+    site.grow(10);
+    expect(site.depth()).toBe(20);
+
+    const late = new Site();
+    late.grow(10);
+    late.nowMs = 10_000;
+    late.indexer.tick();
+    expect(late.indexer.figures.batchesRefused).toBe(1);
+    late.register();
+    expect(late.depth()).toBe(0);
+  });
+
+  it("asks for everybody's registration when it begins", () => {
+    let rolls = 0;
+    const bus = new InProcessBus({ onHandlerError: () => undefined });
+    bus.onRollCall(() => void rolls++);
+    const store = new MemoryStore({ now: () => 0, random: () => 0.5 });
+    new Indexer({ bus, store, now: () => 0, name: "one", onError: () => undefined }).start();
+    expect(rolls).toBe(1);
   });
 
   it("does not buffer without bound, and asks again for what it let go", async () => {

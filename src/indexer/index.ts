@@ -2,18 +2,56 @@
 
 import { type KedgeError, toKedgeError } from "../errors/index.ts";
 import type { EventBus, Unsubscribe } from "../events/bus.ts";
-import type { IncarnationKey, LoadReport, Registration } from "../fleet/types.ts";
-import type { ApplyOutcome, KvBatch, KvSnapshot, MaybePromise, ViewStore } from "../store/types.ts";
+import type { FleetRow, IncarnationKey, LoadReport, Registration } from "../fleet/types.ts";
+import type { ApplyOutcome, LeaderLease, MaybePromise, ReportOutcome, ViewStore } from "../store/types.ts";
+import { type Feed, type FeedLag, FeedTable, type Held } from "./feeds.ts";
+import { type IndexerFigures, newFigures } from "./figures.ts";
+import { type LeaderState, Leadership } from "./leadership.ts";
+import { LoadFolder } from "./loads.ts";
+import { after, guarded, type Timers } from "./maybe.ts";
+import { type KnownRank, nameOf, RankTable } from "./ranks.ts";
+import { Snapshots } from "./snapshots.ts";
+import { type KvWork, type Work, Writer } from "./writer.ts";
+
+export type { FeedLag } from "./feeds.ts";
+export type { IndexerFigures } from "./figures.ts";
+export type { LeaderState } from "./leadership.ts";
+export type { Timers } from "./maybe.ts";
+export { IndexerMetrics } from "./metrics.ts";
+
+/** How a store that is elsewhere is written to: few calls, and again what failed. */
+export interface RemoteWrites {
+  readonly timers: Timers;
+  /** A batch waits at most this long for others; default 50. */
+  readonly joinMs?: number;
+  /** Time between two folds of load reports; default 250. */
+  readonly foldMs?: number;
+  /** A rank that stays behind for so long has lost a batch; default 2 s. */
+  readonly stuckMs?: number;
+  /** The bus must have carried this indexer's heartbeats for so long before a rank's silence counts; default 5 s. */
+  readonly graceMs?: number;
+}
 
 export interface IndexerOptions {
   readonly bus: EventBus;
   readonly store: ViewStore;
   /** Milliseconds. */
   readonly now: () => number;
-  /** Names this indexer's heartbeats. */
+  /** Names this indexer's heartbeats; no two that run have the same. */
   readonly name: string;
   /** Told what the store or a snapshot request failed with; the indexer goes on and repairs by snapshots. */
   readonly onError: (error: KedgeError, doing: string) => void;
+  /** Null or left out: the store answers at once, and is written to within the publisher's call. */
+  readonly remote?: RemoteWrites | null;
+  /** Null or left out: this indexer is the only one. */
+  readonly lease?: LeaderLease | null;
+  /** Life of that lease, default 6 s. */
+  readonly leaseTtlMs?: number;
+  readonly onState?: (state: IndexerState) => void;
+  /** A registration that did not change is written again after so long; default 15 minutes, a quarter of the default horizon. */
+  readonly registerAgainMs?: number;
+  /** Batches of a rank that nobody registers are refused after so long; default 10 s. */
+  readonly registrationWaitMs?: number;
   /** Batches kept per incarnation while its snapshot is on its way; more are left to the next snapshot. */
   readonly maxBufferedBatches?: number;
   /** Least time between two snapshot requests for one incarnation. */
@@ -22,337 +60,529 @@ export interface IndexerOptions {
   readonly snapshotTimeoutMs?: number;
 }
 
-/** Counted since the start. */
-export interface IndexerFigures {
-  batchesApplied: number;
-  batchesDuplicate: number;
-  batchesBehindGap: number;
-  batchesRefused: number;
-  batchesOverflown: number;
-  snapshotsRequested: number;
-  snapshotsApplied: number;
-  snapshotsFailed: number;
-  reports: number;
-  storeErrors: number;
-}
+/** `standby`: another indexer works. `suspended`: led, and does not know whether it still does; consumes no log. */
+export type IndexerState = "stopped" | LeaderState;
 
-type Work =
-  | { readonly kind: "registration"; readonly registration: Registration }
-  | { readonly kind: "retirement"; readonly key: IncarnationKey }
-  /** `alone`: was in a write that the store refused as malformed, and is tried by itself. */
-  | { readonly kind: "kv"; readonly batch: KvBatch; readonly alone: boolean }
-  | { readonly kind: "load"; readonly report: LoadReport }
-  | { readonly kind: "snapshot"; readonly snapshot: KvSnapshot; readonly feed: Feed }
-  | { readonly kind: "heartbeat" };
-
-/** One incarnation's stream of batches. */
-interface Feed {
-  readonly key: IncarnationKey;
-  /** Highest sequence known to be in the view. */
-  applied: number;
-  /** `applied` when a report last said that more was published; −1: no such report since. */
-  behindAt: number;
-  requestedAtMs: number;
-  heardAtMs: number;
-  /** Set while a snapshot is on its way: the batches that came meanwhile. */
-  pending: { readonly buffer: KvBatch[] } | null;
-}
-
-/** Most batches or reports handed to the store in one call. */
-const MAX_RUN = 256;
-
-/** A feed that was silent for so long is forgotten; if it comes back, it is learnt anew. */
-const FORGET_FEED_MS = 3_600_000;
+const LEASE_TTL_MS = 6_000;
+const ROLL_CALL_EVERY_MS = 1_000;
+/** How often what the view says to have applied is compared with what this indexer believes; and while it does not know. */
+const AUDIT_EVERY_MS = 30_000;
+const AUDIT_UNSURE_EVERY_MS = 1_000;
+/** Batches not yet written; beyond, a log should have stopped to deliver, and snapshots heal what is let go. */
+const MAX_QUEUED = 16_384;
 
 /**
- * Messages are handled in the order of their arrival. A store that answers at once is written to within the publisher's
- * call; with one that answers later, what arrives meanwhile is joined into larger writes.
+ * Messages of a rank are handled in the order of their arrival. A store that answers at once is written to within the
+ * publisher's call; for one that is elsewhere (`remote`), what arrives meanwhile is joined into larger writes.
  */
 export class Indexer {
-  readonly figures: IndexerFigures = {
-    batchesApplied: 0,
-    batchesDuplicate: 0,
-    batchesBehindGap: 0,
-    batchesRefused: 0,
-    batchesOverflown: 0,
-    snapshotsRequested: 0,
-    snapshotsApplied: 0,
-    snapshotsFailed: 0,
-    reports: 0,
-    storeErrors: 0,
-  };
-  private readonly options: Required<IndexerOptions>;
-  private readonly feeds = new Map<string, Feed>();
-  private queue: Work[] = [];
-  private pumping = false;
-  private subscriptions: Unsubscribe[] = [];
+  readonly figures: IndexerFigures = newFigures();
+  readonly #options: IndexerOptions;
+  readonly #feeds: FeedTable;
+  readonly #ranks = new RankTable();
+  readonly #writer: Writer;
+  readonly #loads: LoadFolder;
+  readonly #snapshots: Snapshots;
+  readonly #leadership: Leadership | null;
+  /** Registrations that are queued, as text, by rank. */
+  readonly #registering = new Map<string, string>();
+  #state: IndexerState = "stopped";
+  #subscriptions: Unsubscribe[] = [];
+  #consumption: Unsubscribe | null = null;
+  #epoch = "";
+  #rolledAtMs = Number.NEGATIVE_INFINITY;
+  #auditedAtMs = Number.NEGATIVE_INFINITY;
+  #auditing = false;
+  /** The view has answered since a failed write last asked. */
+  #viewAnswered = false;
 
   constructor(options: IndexerOptions) {
-    this.options = {
-      maxBufferedBatches: 4_096,
-      snapshotIntervalMs: 1_000,
-      snapshotTimeoutMs: 10_000,
-      ...options,
-    };
+    this.#options = options;
+    const {
+      bus,
+      store,
+      now,
+      remote = null,
+      lease = null,
+      leaseTtlMs: ttlMs = LEASE_TTL_MS,
+      onError,
+    } = options;
+    const { figures } = this;
+    this.#feeds = new FeedTable(now, options.maxBufferedBatches ?? 4_096);
+    this.#writer = new Writer({
+      perform: (run) => this.#perform(run),
+      onFailed: (error, run, abandoned) => this.#writeFailed(error, run, abandoned),
+      timers: remote?.timers ?? null,
+      joinMs: remote?.joinMs ?? 50,
+      viewAnswers: () => {
+        const answered = this.#viewAnswered;
+        this.#viewAnswered = false;
+        return answered;
+      },
+    });
+    this.#loads = new LoadFolder({
+      store,
+      now,
+      figures,
+      timers: remote?.timers ?? null,
+      foldMs: remote?.foldMs ?? 250,
+      graceMs: remote === null ? 0 : (remote.graceMs ?? 5_000),
+      onWritten: (reports, outcomes) => this.#reported(reports, outcomes),
+      onFailed: (thrown) => this.#failed(toKedgeError(thrown), "load"),
+    });
+    this.#snapshots = new Snapshots({
+      bus,
+      store,
+      now,
+      figures,
+      feeds: this.#feeds,
+      intervalMs: options.snapshotIntervalMs ?? 1_000,
+      timeoutMs: options.snapshotTimeoutMs ?? 10_000,
+      onReleased: (held) => this.#writer.add(...held.map(toWork)),
+      onRefused: (feed, outcome) => this.#snapshotRefused(feed, outcome),
+      onError,
+    });
+    this.#leadership =
+      lease === null
+        ? null
+        : new Leadership({
+            lease,
+            ttlMs,
+            now,
+            onChange: (state, before) => this.#leaderChanged(state, before),
+            onError: (error) => this.#failed(error, "lease"),
+          });
+  }
+
+  get state(): IndexerState {
+    return this.#state;
   }
 
   /** Incarnations whose snapshot is on its way. */
   get snapshotsPending(): number {
-    let count = 0;
-    for (const { pending } of this.feeds.values()) if (pending !== null) count += 1;
-    return count;
+    return this.#snapshots.pending;
   }
 
   /** Messages not yet written. */
   get queued(): number {
-    return this.queue.length;
+    return this.#writer.queued;
   }
 
+  /** Registered ranks. */
+  get ranks(): number {
+    return this.#ranks.size;
+  }
+
+  /** How far the view is behind each registered rank. */
+  lags(): FeedLag[] {
+    return this.#feeds.lags().filter(({ key }) => this.#ranks.get(key) !== undefined);
+  }
+
+  /** Begins to work, or to stand by if another does. */
   start(): void {
-    if (this.subscriptions.length > 0) return;
-    const { bus, name } = this.options;
-    this.subscriptions = [
-      bus.onRegistration((registration) => this.enqueue({ kind: "registration", registration })),
-      bus.onRetirement((key) => this.enqueue({ kind: "retirement", key })),
-      bus.onKv((batch) => this.receive(batch)),
-      bus.onLoad((report) => this.enqueue({ kind: "load", report })),
+    if (this.#state !== "stopped") return;
+    if (this.#leadership === null) {
+      this.#become("leading");
+      this.#lead();
+      return;
+    }
+    this.#become("standby");
+    this.#leadership.tick();
+  }
+
+  /** Hears nothing more; resolves when what is queued is written, as far as that is possible, and the lease is given up. */
+  async stop(): Promise<void> {
+    if (this.#state === "stopped") return;
+    await this.#retreat("stopped");
+    await this.#leadership?.release();
+  }
+
+  /** To be called about once a second: keeps the lease, sends the heartbeat that proves the bus, gives up what is overdue. */
+  tick(): void {
+    if (this.#state === "stopped") return;
+    this.#leadership?.tick();
+    if (this.#subscriptions.length === 0) return;
+    const { bus, name, now, remote = null, registrationWaitMs = 10_000 } = this.#options;
+    bus.publishHeartbeat(name);
+    this.#snapshots.tick();
+    this.#feeds.dropSilent();
+    this.#ranks.dropSilent(now() - 4 * this.#registerAgainMs);
+    for (const feed of this.#feeds) {
+      if (feed.hold?.reason !== "registration" || now() - feed.hold.sinceMs < registrationWaitMs) continue;
+      const refused = this.#feeds.release(feed);
+      this.figures.batchesRefused += refused.length;
+      for (const { done } of refused) done();
+    }
+    if (remote !== null && now() - this.#auditedAtMs >= AUDIT_EVERY_MS) this.#audit();
+  }
+
+  get #registerAgainMs(): number {
+    return this.#options.registerAgainMs ?? 900_000;
+  }
+
+  #become(state: IndexerState): void {
+    this.#state = state;
+    this.#options.onState?.(state);
+  }
+
+  #leaderChanged(state: LeaderState, before: LeaderState): void {
+    if (this.#state === "stopped") return;
+    if (state === "standby") {
+      void this.#retreat("standby");
+      return;
+    }
+    this.#become(state);
+    if (state === "suspended") this.#stopConsuming();
+    else if (before === "suspended") this.#consume();
+    else this.#lead();
+  }
+
+  #lead(): void {
+    const { bus, name, store, now } = this.#options;
+    this.#forgetAll();
+    this.#epoch = store.epoch;
+    this.#auditedAtMs = now();
+    this.#subscriptions = [
+      bus.onRegistration((registration) => this.#registered(registration)),
+      bus.onRetirement((key) => this.#writer.add({ kind: "retirement", key })),
+      bus.onLoad((report) => this.#loads.offer(report)),
       bus.onHeartbeat((from) => {
-        if (from === name) this.enqueue({ kind: "heartbeat" });
+        if (from === name) this.#loads.beat();
       }),
     ];
+    this.#loads.start();
+    this.#consume();
+    this.#callRoll();
   }
 
-  /** Hears nothing more; what is queued is still written. */
-  stop(): void {
-    for (const unsubscribe of this.subscriptions.splice(0)) unsubscribe();
-    this.feeds.clear();
+  #consume(): void {
+    this.#consumption ??= this.#options.bus.onKv((batch, done) => this.#received({ batch, done }));
   }
 
-  /** To be called about once a second: sends the heartbeat that proves the bus, and gives up on lost snapshots. */
-  tick(): void {
-    if (this.subscriptions.length === 0) return;
-    this.options.bus.publishHeartbeat(this.options.name);
-    const nowMs = this.options.now();
-    const overdue = nowMs - this.options.snapshotTimeoutMs;
-    for (const [id, feed] of this.feeds) {
-      if (nowMs - feed.heardAtMs > FORGET_FEED_MS) this.feeds.delete(id);
-      if (feed.pending === null || feed.requestedAtMs > overdue) continue;
-      feed.pending = null;
-      this.figures.snapshotsFailed += 1;
+  #stopConsuming(): void {
+    this.#consumption?.();
+    this.#consumption = null;
+  }
+
+  async #retreat(to: "stopped" | "standby"): Promise<void> {
+    this.#become(to);
+    this.#stopConsuming();
+    for (const unsubscribe of this.#subscriptions.splice(0)) unsubscribe();
+    await Promise.all([this.#writer.drain(), this.#loads.stop()]);
+    if (this.#subscriptions.length === 0) this.#forgetAll();
+  }
+
+  #forgetAll(): void {
+    this.#feeds.clear();
+    this.#ranks.clear();
+    this.#snapshots.clear();
+    this.#registering.clear();
+  }
+
+  #received(held: Held): void {
+    const feed = this.#feeds.get(held.batch);
+    if (feed !== undefined && feed.hold !== null) {
+      // A request may have become due while batches wait.
+      this.#keep(feed, feed.hold.reason, held);
+    } else if (this.#writer.queued >= MAX_QUEUED) {
+      this.#overflown(held);
+    } else {
+      this.#writer.add(toWork(held));
     }
   }
 
-  private receive(batch: KvBatch): void {
-    const pending = this.feeds.get(idOf(batch))?.pending ?? null;
-    if (pending === null) this.enqueue({ kind: "kv", batch, alone: false });
-    else if (pending.buffer.length < this.options.maxBufferedBatches) pending.buffer.push(batch);
-    else this.figures.batchesOverflown += 1;
+  #keep(feed: Feed, reason: "registration" | "snapshot", held: Held): void {
+    if (!this.#feeds.keep(feed, reason, held)) this.#overflown(held);
   }
 
-  private enqueue(...work: Work[]): void {
-    this.queue.push(...work);
-    this.pump();
+  #overflown({ done }: Held): void {
+    this.figures.batchesOverflown += 1;
+    done();
   }
 
-  private pump(): void {
-    if (this.pumping) return;
-    this.pumping = true;
-    while (this.queue.length > 0) {
-      const run = this.takeRun();
-      const done = this.guard(run);
-      if (done instanceof Promise) {
-        void done.then(() => {
-          this.pumping = false;
-          this.pump();
-        });
+  /** Agents repeat themselves; the view needs to hear only what is new to it, and the rest before its lease ends. */
+  #registered(registration: Registration): void {
+    const { now } = this.#options;
+    const known = this.#ranks.get(registration);
+    const text = JSON.stringify(registration);
+    if (known !== undefined && known.text === text) {
+      known.heardAtMs = now();
+      if (now() - known.writtenAtMs < this.#registerAgainMs) {
+        this.figures.registrationsSkipped += 1;
         return;
       }
     }
-    this.pumping = false;
+    this.#enqueueRegistration(registration, text, false);
   }
 
-  /** The next piece of work with those of its kind that follow directly, where the store takes many at once. */
-  private takeRun(): Work[] {
-    const [first] = this.queue;
-    const most = (first.kind === "kv" && !first.alone) || first.kind === "load" ? MAX_RUN : 1;
-    let length = 1;
-    while (length < Math.min(this.queue.length, most) && this.queue[length].kind === first.kind) length += 1;
-    return this.queue.splice(0, length);
+  #enqueueRegistration(registration: Registration, text: string, revive: boolean): void {
+    const name = nameOf(registration);
+    if (this.#registering.get(name) === text) return;
+    this.#registering.set(name, text);
+    this.#writer.add({ kind: "registration", registration, revive });
   }
 
-  private perform(run: readonly Work[]): MaybePromise<void> {
-    const { store } = this.options;
-    const [work] = run;
+  /** The view has forgotten the rank. */
+  #revive({ registration, text }: KnownRank): void {
+    this.#enqueueRegistration(registration, text, true);
+  }
+
+  #perform(run: readonly Work[]): MaybePromise<void> {
+    const { store } = this.#options;
+    const work = run[0]!;
     switch (work.kind) {
       case "registration":
-        return this.register(work.registration);
-      case "retirement":
-        this.feeds.delete(idOf(work.key));
-        return store.retire(work.key);
-      case "heartbeat":
-        return after(store.report([], true), () => undefined);
-      case "load":
-        return this.report(run.flatMap((each) => (each.kind === "load" ? each.report : [])));
+        return this.#register(work.registration, work.revive);
+      case "retirement": {
+        this.#ranks.delete(work.key);
+        const feed = this.#feeds.get(work.key);
+        if (feed !== undefined) this.#feeds.drop(feed);
+        this.figures.otherCalls += 1;
+        return after(store.retire(work.key), () => this.#answered());
+      }
       case "kv":
-        return this.apply(run.flatMap((each) => (each.kind === "kv" ? each.batch : [])));
-      case "snapshot":
-        return this.applySnapshot(work.snapshot, work.feed);
+        return this.#apply(run.flatMap((each) => (each.kind === "kv" ? each : [])));
     }
   }
 
-  /** A new life of a rank makes the feeds of its former lives pointless. */
-  private register(registration: Registration): MaybePromise<void> {
-    return after(this.options.store.register(registration), (slots) => {
-      if (slots === null) return;
-      for (const [id, { key }] of this.feeds) {
-        const same = key.worker === registration.worker && key.rank === registration.rank;
-        if (same && key.incarnation !== registration.incarnation) this.feeds.delete(id);
+  #register(registration: Registration, revive: boolean): MaybePromise<void> {
+    const { store, now } = this.#options;
+    this.figures.otherCalls += 1;
+    this.figures.registrationsWritten += 1;
+    return after(store.register(registration), (slots) => {
+      this.#registering.delete(nameOf(registration));
+      const feed = this.#feeds.get(registration);
+      if (slots === null) {
+        if (feed !== undefined) this.#feeds.drop(feed);
+        this.#ranks.delete(registration);
+      } else {
+        this.#ranks.written(registration, now());
+        // A new life of a rank makes the feeds of its former lives pointless.
+        this.#feeds.dropOtherLives(registration);
+        if (revive) this.#refill(registration);
+        else if (feed?.hold?.reason === "registration") this.#release(feed);
       }
+      this.#answered();
     });
   }
 
-  private report(reports: readonly LoadReport[]): MaybePromise<void> {
-    return after(this.options.store.report(reports), () => {
-      this.figures.reports += reports.length;
-      for (const report of reports) this.checkBehind(report);
+  /** Registered again in a view that knew nothing of it. */
+  #refill(registration: Registration): void {
+    const feed = this.#feeds.heard(registration);
+    feed.applied = 0;
+    feed.failures = 0;
+    if (registration.kvEvents) this.#snapshots.want(feed, true);
+    else this.#release(feed);
+  }
+
+  #release(feed: Feed): void {
+    this.#writer.add(...this.#feeds.release(feed).map(toWork));
+  }
+
+  #apply(run: readonly KvWork[]): MaybePromise<void> {
+    const ready = run.filter((work) => {
+      const feed = this.#feeds.get(work.batch);
+      if (feed === undefined || feed.hold === null) return true;
+      this.#keep(feed, feed.hold.reason, work);
+      return false;
     });
+    if (ready.length === 0) return;
+    this.figures.applyCalls += 1;
+    return after(this.#options.store.apply(ready.map(({ batch }) => batch)), (outcomes) => {
+      for (const [i, work] of ready.entries()) this.#settle(work, outcomes[i]!);
+      this.#answered();
+    });
+  }
+
+  #settle(work: KvWork, outcome: ApplyOutcome): void {
+    const { batch, done } = work;
+    switch (outcome) {
+      case "applied":
+      case "duplicate":
+        if (outcome === "applied") this.figures.batchesApplied += 1;
+        else this.figures.batchesDuplicate += 1;
+        this.#feeds.applied(this.#feeds.heard(batch), batch.sequence);
+        done();
+        return;
+      case "gap":
+        this.#settleGap(work);
+        return;
+      case "unknown":
+        this.#settleUnknown(work);
+        return;
+      case "retired": {
+        this.figures.batchesRefused += 1;
+        const feed = this.#feeds.get(batch);
+        if (feed !== undefined) this.#feeds.drop(feed);
+        done();
+      }
+    }
+  }
+
+  #settleGap(work: KvWork): void {
+    const { batch, done } = work;
+    const feed = this.#feeds.heard(batch);
+    if (work.again !== true && feed.hold === null && feed.applied !== null) {
+      if (batch.sequence <= feed.applied + 1) {
+        // A snapshot came in between the write and its answer.
+        this.#writer.add({ ...work, again: true });
+        return;
+      }
+    }
+    this.figures.batchesBehindGap += 1;
+    if (this.#snapshots.want(feed)) this.#keep(feed, "snapshot", work);
+    // The snapshot that fills the hole, when the next batch or report asks for one, brings this batch too.
+    else done();
+  }
+
+  /** A batch may overtake its rank's registration, which goes another way; or the view was emptied. */
+  #settleUnknown(work: KvWork): void {
+    const { batch } = work;
+    this.#keep(this.#feeds.heard(batch), "registration", work);
+    const known = this.#ranks.get(batch);
+    if (known !== undefined) this.#revive(known);
+    else if (!this.#registering.has(nameOf(batch))) this.#callRoll();
+  }
+
+  #snapshotRefused(feed: Feed, outcome: Exclude<ApplyOutcome, "applied">): void {
+    if (outcome === "retired") {
+      this.#feeds.drop(feed);
+    } else if (outcome === "unknown") {
+      if (feed.hold !== null) feed.hold.reason = "registration";
+      const known = this.#ranks.get(feed.key);
+      if (known !== undefined) this.#revive(known);
+      else this.#callRoll();
+    } else {
+      // The view is ahead of the snapshot: another indexer works too.
+      feed.applied = null;
+    }
+  }
+
+  #reported(reports: readonly LoadReport[], outcomes: readonly ReportOutcome[]): void {
+    let unsure = false;
+    for (const [i, report] of reports.entries()) {
+      if (outcomes[i] === "unknown") this.#reportUnknown(report);
+      else if (outcomes[i] === "retired") this.#reportRetired(report);
+      else unsure = this.#checkBehind(report) || unsure;
+    }
+    this.#answered();
+    if (unsure && this.#options.now() - this.#auditedAtMs >= this.#auditUnsureEveryMs) this.#audit();
+  }
+
+  get #auditUnsureEveryMs(): number {
+    return this.#options.remote ? AUDIT_UNSURE_EVERY_MS : 0;
+  }
+
+  #reportUnknown(report: LoadReport): void {
+    const known = this.#ranks.get(report);
+    if (known !== undefined) this.#revive(known);
+    else if (!this.#registering.has(nameOf(report))) this.#callRoll();
+  }
+
+  #reportRetired(report: LoadReport): void {
+    this.#ranks.delete(report);
+    const feed = this.#feeds.get(report);
+    if (feed !== undefined) this.#feeds.drop(feed);
   }
 
   /**
-   * A lost last batch shows in no later one. Reports and batches may take different ways, so a feed counts as stuck when
-   * two reports in a row find it behind and at the same place.
+   * A lost last batch shows in no later one. Reports and batches take different ways, so a feed counts as stuck when two
+   * reports in a row, and for a while where there is a queue in between, find it behind and at the same place. True: what
+   * the view has is not known.
    */
-  private checkBehind(report: LoadReport): void {
-    const feed = this.feedOf(report);
+  #checkBehind(report: LoadReport): boolean {
+    const { now, remote = null } = this.#options;
+    const known = this.#ranks.get(report);
+    if (known !== undefined) known.heardAtMs = now();
+    const feed = this.#feeds.heard(report);
+    this.#feeds.published(feed, report.publishedSequence);
+    if (feed.applied === null) return report.publishedSequence > 0;
+    const stuckMs = remote === null ? 0 : (remote.stuckMs ?? 2_000);
     if (report.publishedSequence <= feed.applied) {
       feed.behindAt = -1;
-    } else if (feed.behindAt === feed.applied) {
-      this.requestSnapshot(feed);
-    } else {
+    } else if (feed.behindAt !== feed.applied) {
       feed.behindAt = feed.applied;
+      feed.behindSinceMs = now();
+    } else if (now() - feed.behindSinceMs >= stuckMs) {
+      this.#snapshots.want(feed);
     }
+    return false;
   }
 
-  private apply(batches: readonly KvBatch[]): MaybePromise<void> {
-    return after(this.options.store.apply(batches), (outcomes) => {
-      for (const [i, batch] of batches.entries()) this.settle(batch, outcomes[i]);
-    });
+  /** Asks the view how far it is, where this indexer has not applied anything itself, and whether it has lost something. */
+  #audit(): void {
+    if (this.#auditing) return;
+    const { store, now } = this.#options;
+    this.#auditing = true;
+    this.#auditedAtMs = now();
+    const before = new Map(
+      [...this.#feeds].map(({ key, applied, published }) => [key, { applied, published }]),
+    );
+    this.figures.otherCalls += 1;
+    void guarded(
+      () =>
+        after(store.fleet(0), (rows) => {
+          this.#auditing = false;
+          for (const row of rows) this.#compare(row, before);
+          this.#answered();
+        }),
+      (thrown) => {
+        this.#auditing = false;
+        this.#failed(toKedgeError(thrown), "audit");
+      },
+    );
   }
 
-  private settle(batch: KvBatch, outcome: ApplyOutcome): void {
-    switch (outcome) {
-      case "applied":
-        this.figures.batchesApplied += 1;
-        this.feedOf(batch).applied = batch.sequence;
-        return;
-      case "duplicate": {
-        this.figures.batchesDuplicate += 1;
-        const feed = this.feedOf(batch);
-        feed.applied = Math.max(feed.applied, batch.sequence);
-        return;
-      }
-      case "gap":
-        this.figures.batchesBehindGap += 1;
-        this.requestSnapshot(this.feedOf(batch), batch);
-        return;
-      case "unknown":
-        // Its agent's next registration makes it known; the batch after that finds the gap.
-        this.figures.batchesRefused += 1;
-        return;
-      case "retired":
-        this.figures.batchesRefused += 1;
-        this.feeds.delete(idOf(batch));
-    }
+  #compare(
+    row: FleetRow,
+    before: ReadonlyMap<IncarnationKey, { readonly applied: number | null; readonly published: number }>,
+  ): void {
+    const feed = this.#feeds.get(row);
+    const then = feed === undefined ? undefined : before.get(feed.key);
+    // What was written meanwhile is newer than the answer.
+    if (feed === undefined || then === undefined || feed.applied !== then.applied) return;
+    const inView = Math.max(0, then.published - row.feed.lagEvents);
+    if (feed.applied === null) this.#feeds.applied(feed, inView);
+    else if (inView < feed.applied) feed.applied = inView;
   }
 
-  /** One request at a time per incarnation; `batch` and those that follow wait for the answer. */
-  private requestSnapshot(feed: Feed, batch?: KvBatch): void {
-    const { bus, now, snapshotIntervalMs } = this.options;
-    if (feed.pending !== null) {
-      if (batch !== undefined) feed.pending.buffer.push(batch);
-      return;
-    }
-    if (now() - feed.requestedAtMs < snapshotIntervalMs) return;
-    const pending = { buffer: batch === undefined ? [] : [batch] };
-    feed.pending = pending;
-    feed.requestedAtMs = now();
-    this.figures.snapshotsRequested += 1;
-    const answered = (snapshot: KvSnapshot | null) => {
-      // Given up, retired or stopped meanwhile.
-      if (feed.pending !== pending || this.feeds.get(idOf(feed.key)) !== feed) return;
-      feed.pending = null;
-      if (snapshot === null) {
-        this.figures.snapshotsFailed += 1;
-        return;
-      }
-      const buffered = pending.buffer.map((each) => ({ kind: "kv", batch: each, alone: false }) as const);
-      this.enqueue({ kind: "snapshot", snapshot, feed }, ...buffered);
-    };
-    bus.requestSnapshot(feed.key).then(answered, (thrown) => {
-      this.options.onError(toKedgeError(thrown), "snapshot request");
-      answered(null);
-    });
+  /** The view has answered; if it is another one than before, it is told everything again. */
+  #answered(): void {
+    this.#viewAnswered = true;
+    const { epoch } = this.#options.store;
+    if (epoch === this.#epoch) return;
+    const before = this.#epoch;
+    this.#epoch = epoch;
+    if (before === "" || this.#subscriptions.length === 0) return;
+    for (const known of this.#ranks) this.#revive(known);
+    this.#callRoll();
   }
 
-  private applySnapshot(snapshot: KvSnapshot, feed: Feed): MaybePromise<void> {
-    return after(this.options.store.applySnapshot(snapshot), (outcome) => {
-      if (outcome === "applied") {
-        this.figures.snapshotsApplied += 1;
-        feed.applied = Math.max(feed.applied, snapshot.sequence);
-      } else {
-        this.figures.snapshotsFailed += 1;
-      }
-    });
+  #callRoll(): void {
+    const { bus, now } = this.#options;
+    if (now() - this.#rolledAtMs < ROLL_CALL_EVERY_MS) return;
+    this.#rolledAtMs = now();
+    this.figures.rollCalls += 1;
+    bus.callRoll();
   }
 
-  private feedOf(key: IncarnationKey): Feed {
-    const id = idOf(key);
-    const known = this.feeds.get(id);
-    const heardAtMs = this.options.now();
-    if (known !== undefined) {
-      known.heardAtMs = heardAtMs;
-      return known;
-    }
-    const { worker, rank, incarnation } = key;
-    const feed: Feed = {
-      key: { worker, rank, incarnation },
-      applied: 0,
-      behindAt: -1,
-      requestedAtMs: Number.NEGATIVE_INFINITY,
-      heardAtMs,
-      pending: null,
-    };
-    this.feeds.set(id, feed);
-    return feed;
+  #failed(error: KedgeError, doing: string): void {
+    this.figures.storeErrors += 1;
+    this.#options.onError(error, doing);
   }
 
-  /** Failures of the store are counted and told; a hole that they leave is found by the next batch or report. */
-  private guard(run: readonly Work[]): MaybePromise<void> {
-    const failed = (thrown: unknown) => {
-      const error = toKedgeError(thrown);
-      if (error.code === "invalid_request" && run.length > 1) {
-        // One malformed batch must not take the others of its write with it.
-        this.queue.unshift(...run.map((work) => (work.kind === "kv" ? { ...work, alone: true } : work)));
-        return;
-      }
-      this.figures.storeErrors += 1;
-      this.options.onError(error, run[0].kind);
-    };
-    try {
-      const done = this.perform(run);
-      return done instanceof Promise ? done.catch(failed) : done;
-    } catch (thrown) {
-      failed(thrown);
+  /** A hole that an abandoned write leaves is found by the next batch or report. */
+  #writeFailed(error: KedgeError, run: readonly Work[], abandoned: boolean): void {
+    this.#failed(error, run[0]!.kind);
+    if (!abandoned) return;
+    for (const work of run) {
+      if (work.kind === "registration") this.#registering.delete(nameOf(work.registration));
+      // Nobody in charge here any more: the log delivers it to whoever is.
+      if (work.kind === "kv" && this.#subscriptions.length > 0) work.done();
     }
   }
 }
 
-function idOf(key: IncarnationKey): string {
-  return JSON.stringify([key.worker, key.rank, key.incarnation]);
-}
-
-/** `then` for what may be there already. */
-function after<T>(value: MaybePromise<T>, act: (value: T) => void): MaybePromise<void> {
-  if (value instanceof Promise) return value.then(act);
-  act(value);
+function toWork({ batch, done }: Held): KvWork {
+  return { kind: "kv", batch, done };
 }

@@ -30,6 +30,8 @@ export interface Histogram {
 /** One metric with its series; `labels(…)` returns the same handle for the same values, to be kept on hot paths. */
 export interface Family<T> {
   labels(...values: string[]): T;
+  /** Forgets the series of what is no more, e.g. a worker that left. */
+  remove(...values: string[]): void;
 }
 
 interface Series {
@@ -121,6 +123,10 @@ class MetricFamily<T extends Series> implements Family<T> {
     const created = this.make();
     this.series.set(key, created);
     return created;
+  }
+
+  remove(...values: string[]): void {
+    this.series.delete(this.encodeLabels(values));
   }
 
   encode(out: string[]): void {
