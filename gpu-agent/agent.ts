@@ -2,15 +2,16 @@
 
 import { KedgeError } from "../src/errors/index.ts";
 import type { EventBus, Unsubscribe } from "../src/events/bus.ts";
+import type { IncarnationKey } from "../src/fleet/types.ts";
 import type { EngineSpec } from "./bridge/facts.ts";
-import type { WorkerState, WorkerStatus } from "./bridge/status.ts";
+import type { PlanStanding, WorkerState, WorkerStatus } from "./bridge/status.ts";
 import { EngineWorker, type Log } from "./bridge/worker.ts";
 import type { AgentModel } from "./engines/model.ts";
 import { LoadLedger, type Timers } from "./load/ledger.ts";
 import type { RequestLedger } from "./load/types.ts";
 
 export type { EngineSpec } from "./bridge/facts.ts";
-export type { WorkerState, WorkerStatus } from "./bridge/status.ts";
+export type { PlanStanding, WorkerState, WorkerStatus } from "./bridge/status.ts";
 export type { Log } from "./bridge/worker.ts";
 export {
   type AgentModel,
@@ -131,6 +132,11 @@ export class Agent {
   /** To be called by whoever dropped this engine's cache: engines say so only with their next batch. */
   cleared(id: string): void {
     this.#workers.get(id)?.cleared();
+  }
+
+  /** Whether what was planned for this life of a rank can be carried out now. */
+  standing(key: IncarnationKey): PlanStanding {
+    return this.#workers.get(key.worker)?.standing(key) ?? "absent";
   }
 
   status(): AgentStatus {

@@ -43,6 +43,9 @@ export interface PublisherOptions {
 /** Keys asserted again at a time: a batch's worth, with room for the block that crosses the limit. */
 const REASSERT_PORTION = 450;
 
+/** Earlier lives of one engine process that are remembered. */
+const MAX_EARLIER = 8;
+
 interface Walk {
   readonly portions: Generator<readonly StoreOp[], void, void>;
   readonly everyMs: number;
@@ -67,6 +70,8 @@ export class RankPublisher {
   #nextWalkMs: number;
   /** Block size confirmed by an event of this life. */
   #confirmed = false;
+  /** Lives that ended while the engine's process went on: only what was known of its cache is void. */
+  #earlier: string[] = [];
   readonly #voided = new Map<VoidReason, number>();
   readonly #skipped = new Map<string, number>();
 
@@ -83,6 +88,11 @@ export class RankPublisher {
   get key(): IncarnationKey {
     const { worker, rank, incarnation } = this.#registration;
     return { worker, rank, incarnation };
+  }
+
+  /** True if the engine process of that incarnation still runs. */
+  stands(incarnation: string): boolean {
+    return incarnation === this.#registration.incarnation || this.#earlier.includes(incarnation);
   }
 
   get registration(): Registration {
@@ -192,6 +202,8 @@ export class RankPublisher {
 
   #begin(reason: VoidReason): void {
     this.#voided.set(reason, (this.#voided.get(reason) ?? 0) + 1);
+    this.#earlier =
+      reason === "restart" ? [] : [...this.#earlier, this.#registration.incarnation].slice(-MAX_EARLIER);
     this.#mirror = this.#newMirror();
     this.#sequence = 0;
     this.#heard = false;

@@ -6,6 +6,9 @@ import type { RankStream } from "./stream.ts";
 
 export type WorkerState = "waiting" | "serving" | "lost" | "stopped";
 
+/** `current`: the engine process that was meant runs; `void`: it was restarted since; `absent`: it does not serve now, or not at this node. */
+export type PlanStanding = "current" | "void" | "absent";
+
 export interface RankStatus {
   readonly rank: number;
   readonly incarnation: string;

@@ -19,7 +19,7 @@ import {
 } from "./facts.ts";
 import { RankPublisher } from "./publisher.ts";
 import { socketsOf } from "./sockets.ts";
-import { statusOf, type WorkerState, type WorkerStatus } from "./status.ts";
+import { type PlanStanding, statusOf, type WorkerState, type WorkerStatus } from "./status.ts";
 import { RankStream } from "./stream.ts";
 
 export type Log = (
@@ -125,6 +125,12 @@ export class EngineWorker {
       if (snapshot !== null) return snapshot;
     }
     return null;
+  }
+
+  standing({ rank, incarnation }: IncarnationKey): PlanStanding {
+    const entry = this.#ranks[rank];
+    if (entry === undefined) return "absent";
+    return entry.publisher.stands(incarnation) ? "current" : "void";
   }
 
   status(): WorkerStatus {
