@@ -1,0 +1,688 @@
+/** The event bus over NATS: KV batches through a JetStream log, all else by core subjects; it outlives every connection. */
+
+import { KedgeError } from "../../errors/index.ts";
+import type { IncarnationKey, LoadReport, Registration } from "../../fleet/types.ts";
+import type { KvBatch, KvSnapshot } from "../../store/types.ts";
+import type { EventBus, Unsubscribe } from "../bus.ts";
+import {
+  decodeHeartbeat,
+  decodeKey,
+  decodeKvBatch,
+  decodeLoads,
+  decodeRegistration,
+  encodeHeartbeat,
+  encodeKey,
+  encodeKvBatch,
+  encodeLoads,
+  encodeRegistration,
+} from "../codec.ts";
+import { malformed } from "../wire.ts";
+import {
+  type Link,
+  type LinkMessage,
+  type LogMessage,
+  type NatsCredentials,
+  openLink,
+} from "./connection.ts";
+import { LoadBuffer } from "./loads.ts";
+import { Outbox, type Timers } from "./outbox.ts";
+import { answerSnapshot, askSnapshot, type SnapshotHandler } from "./snapshots.ts";
+import { consumerName, messageId, type Place, placeOf, Subjects, token } from "./subjects.ts";
+
+export interface StreamLimits {
+  /** Default 1 h: what is older is re-asserted or comes by snapshot. */
+  readonly maxAgeMs?: number;
+  /** Default 1 GiB. */
+  readonly maxBytes?: number;
+  /** Default 1; 3 in a cluster. */
+  readonly replicas?: number;
+}
+
+export interface NatsBusOptions {
+  /** `ws://` or `wss://` addresses, tried in turn. */
+  readonly servers: readonly string[];
+  readonly credentials?: NatsCredentials;
+  /** First token of all subjects. */
+  readonly prefix: string;
+  /** The log: made by indexers with {@link StreamLimits} if there is none. */
+  readonly stream: string;
+  readonly streamLimits?: StreamLimits;
+  readonly place: Place;
+  /** Agents answer a new connection by announcing themselves, indexers by calling the roll. */
+  readonly role: "agent" | "indexer";
+  /** Shown in the server's list of connections; of an indexer also part of its inbox's name. */
+  readonly name: string;
+  /** Told of refused messages, handlers' failures and lost connections; the bus goes on. */
+  readonly onError: (error: KedgeError, doing: string) => void;
+  /** Connected or not, each time it changes. */
+  readonly onStatus?: (status: NatsStatus) => void;
+  readonly timers: Timers;
+  /** In [0, 1): spreads reconnects. */
+  readonly random: () => number;
+  /** Opens the WebSocket another way, e.g. by a binding's fetch in a Worker. */
+  readonly openSocket?: (url: string) => Promise<WebSocket>;
+  /** Default 1 s: a server silent for three of these is taken for dead. */
+  readonly pingMs?: number;
+  /** Default 5 s. */
+  readonly connectTimeoutMs?: number;
+  /** First wait before connecting again (default 100 ms), doubled up to `reconnectMaxMs` (default 5 s); each by chance half or full. */
+  readonly reconnectMs?: number;
+  readonly reconnectMaxMs?: number;
+  /** Batches kept while they cannot be stored; default 32 MiB. What is dropped comes by snapshot. */
+  readonly bufferBytes?: number;
+  /** Batches under way to the log at a time; default 256. */
+  readonly maxInFlight?: number;
+  /** A batch that nobody is done with by then is delivered again; default 30 s. */
+  readonly ackWaitMs?: number;
+  /** Batches that may be handled at a time; default 2,048. */
+  readonly maxAckPending?: number;
+  /** Waited for each part of a snapshot; default 5 s. */
+  readonly snapshotTimeoutMs?: number;
+}
+
+export interface NatsStatus {
+  readonly connected: boolean;
+  /** The server of this connection, null: there is none. */
+  readonly server: string | null;
+  /** Connections made since the start. */
+  readonly connects: number;
+  /** Batches that the log has stored. */
+  readonly published: number;
+  /** Batches that were given up: the buffer was full, or the log refused them for good. */
+  readonly dropped: number;
+  /** Batches that wait for the log, and their bytes. */
+  readonly buffered: number;
+  readonly bufferedBytes: number;
+  /** Batches got from the log, those got again, and those that nobody is done with yet. */
+  readonly received: number;
+  readonly redelivered: number;
+  readonly pendingAcks: number;
+  /** Messages that could not be read. */
+  readonly undecodable: number;
+  /** Messages of the log still to come, as last told; null: it is not consumed. */
+  readonly consumerLag: number | null;
+}
+
+/** Shorter than the time between two agents' re-assertions, longer than any reconnect that is worth it. */
+const DUPLICATE_WINDOW_MS = 120_000;
+
+/** Largest message of several load reports. */
+const MAX_LOADS_BYTES = 256 * 1_024;
+
+const FLUSH_TIMEOUT_MS = 5_000;
+const CLOSE_TIMEOUT_MS = 2_000;
+
+/** Registrations and retirements kept for the next connection; more are left to the roll call. */
+const MAX_KEPT_NOTICES = 4_096;
+
+/** Places kept of workers heard of; those forgotten are asked by broadcast. */
+const MAX_PLACES = 65_536;
+
+type KvHandler = (batch: KvBatch, done: () => void) => void;
+
+interface Consumption {
+  /** Null until it runs. */
+  stop: (() => void) | null;
+  over: boolean;
+}
+
+/** Begins to connect and returns at once: `connected` tells when it has. */
+export function connectNatsBus(options: NatsBusOptions): NatsBus {
+  return new NatsBus(options);
+}
+
+export class NatsBus implements EventBus {
+  private readonly options: Required<Omit<NatsBusOptions, "openSocket" | "onStatus" | "streamLimits">> &
+    Pick<NatsBusOptions, "openSocket" | "onStatus" | "streamLimits">;
+  private readonly subjects: Subjects;
+  private readonly outbox: Outbox;
+  private readonly loads: LoadBuffer;
+  private link: Link | null = null;
+  private closed = false;
+  private readonly channels = new Map<string, Subscribed>();
+  private readonly rollHandlers = new Set<() => void>();
+  private readonly snapshotHandlers = new Set<SnapshotHandler>();
+  private readonly kvHandlers = new Set<KvHandler>();
+  private consumption: Consumption | null = null;
+  /** By their place in the log, so that one that comes again is not counted twice. */
+  private readonly undone = new Map<number, LogMessage>();
+  /** Worker → its subjects' end, as heard in registrations. */
+  private readonly places = new Map<string, string>();
+  /** Not yet told, by what they are about. */
+  private readonly notices = new Map<string, { readonly subject: string; readonly data: Uint8Array }>();
+  private readonly snapshotListeners: Unsubscribe[] = [];
+  private readonly sleepers = new Set<() => void>();
+  private isDropping = false;
+  private readonly figures = {
+    connects: 0,
+    published: 0,
+    dropped: 0,
+    received: 0,
+    redelivered: 0,
+    undecodable: 0,
+  };
+  private lag: number | null = null;
+
+  constructor(options: NatsBusOptions) {
+    this.options = {
+      credentials: {},
+      pingMs: 1_000,
+      connectTimeoutMs: 5_000,
+      reconnectMs: 100,
+      reconnectMaxMs: 5_000,
+      bufferBytes: 32 * 1_024 * 1_024,
+      maxInFlight: 256,
+      ackWaitMs: 30_000,
+      maxAckPending: 2_048,
+      snapshotTimeoutMs: 5_000,
+      ...options,
+    };
+    this.subjects = new Subjects(options.prefix);
+    this.outbox = new Outbox({
+      timers: options.timers,
+      maxBytes: this.options.bufferBytes,
+      maxInFlight: this.options.maxInFlight,
+      onStored: () => {
+        this.figures.published += 1;
+        this.isDropping = false;
+      },
+      onDropped: (parcel, why) => this.drop(parcel.subject, why),
+      onRetry: (why) => this.fail(why, "publishing a batch"),
+    });
+    this.loads = new LoadBuffer((reports) => this.sendLoads(reports));
+    if (options.role === "indexer") {
+      // Registrations also say where each worker's snapshots are to be had.
+      this.hear(
+        this.subjects.all("reg"),
+        ({ subject }) => placeOf(subject),
+        (place) => this.learnPlace(place),
+      );
+    }
+    void this.live();
+  }
+
+  get connected(): boolean {
+    return this.link !== null;
+  }
+
+  status(): NatsStatus {
+    return {
+      connected: this.connected,
+      server: this.link?.server ?? null,
+      ...this.figures,
+      buffered: this.outbox.length,
+      bufferedBytes: this.outbox.bytes,
+      pendingAcks: this.undone.size,
+      consumerLag: this.lag,
+    };
+  }
+
+  publishRegistration(registration: Registration): void {
+    const subject = this.subjects.worker("reg", this.options.place, registration.worker);
+    this.notify(`reg ${registration.worker} ${registration.rank}`, subject, encodeRegistration(registration));
+  }
+
+  onRegistration(handler: (registration: Registration) => void): Unsubscribe {
+    return this.hear(
+      this.subjects.all("reg"),
+      ({ data, subject }) => ofItsSubject(decodeRegistration(data), subject),
+      handler,
+    );
+  }
+
+  publishRetirement(key: IncarnationKey): void {
+    const subject = this.subjects.worker("gone", this.options.place, key.worker);
+    this.notify(`gone ${key.worker} ${key.rank} ${key.incarnation}`, subject, encodeKey(key));
+  }
+
+  onRetirement(handler: (key: IncarnationKey) => void): Unsubscribe {
+    return this.hear(
+      this.subjects.all("gone"),
+      ({ data, subject }) => ofItsSubject(decodeKey(data), subject),
+      handler,
+    );
+  }
+
+  publishKv(batch: KvBatch): void {
+    if (this.closed) return;
+    const subject = this.subjects.worker("kv", this.options.place, batch.worker);
+    this.outbox.push({ subject, data: encodeKvBatch(batch), messageId: messageId(batch, batch.sequence) });
+  }
+
+  onKv(handler: KvHandler): Unsubscribe {
+    // A wrapper of its own, so that the same function may subscribe twice and leave once.
+    const own: KvHandler = (batch, done) => handler(batch, done);
+    this.kvHandlers.add(own);
+    this.consume();
+    return () => {
+      this.kvHandlers.delete(own);
+      if (this.kvHandlers.size === 0) this.stopConsuming();
+    };
+  }
+
+  publishLoad(report: LoadReport): void {
+    this.loads.add(report);
+  }
+
+  onLoad(handler: (report: LoadReport) => void): Unsubscribe {
+    return this.hear(
+      this.subjects.all("load"),
+      ({ data }) => decodeLoads(data),
+      (reports) => {
+        for (const report of reports) handler(report);
+      },
+    );
+  }
+
+  publishHeartbeat(indexer: string): void {
+    this.link?.publish(this.subjects.beat(this.options.place.region, indexer), encodeHeartbeat(indexer));
+  }
+
+  onHeartbeat(handler: (indexer: string) => void): Unsubscribe {
+    const { region } = this.options.place;
+    return this.hear(this.subjects.beats(region), ({ data }) => decodeHeartbeat(data), handler);
+  }
+
+  callRoll(): void {
+    // Without a connection nothing is lost: every new one begins with a roll call.
+    this.link?.publish(this.subjects.roll, new Uint8Array());
+  }
+
+  onRollCall(handler: () => void): Unsubscribe {
+    const own = () => handler();
+    this.rollHandlers.add(own);
+    const leave = this.hear(this.subjects.roll, () => undefined, own);
+    return () => {
+      this.rollHandlers.delete(own);
+      leave();
+    };
+  }
+
+  async requestSnapshot(key: IncarnationKey): Promise<KvSnapshot | null> {
+    const { link } = this;
+    if (link === null) return null;
+    const options = {
+      timers: this.options.timers,
+      timeoutMs: this.options.snapshotTimeoutMs,
+      onError: (error: KedgeError) => this.fail(error, "reading a snapshot"),
+    };
+    const place = this.places.get(key.worker);
+    if (place !== undefined) {
+      const answer = await askSnapshot(link, `${this.options.prefix}.snap.${place}`, key, options);
+      // Nobody there: the worker may have moved to a place that was not heard of yet.
+      if (answer !== "absent") return typeof answer === "string" ? null : answer;
+    }
+    const answer = await askSnapshot(link, this.subjects.anySnapshot, key, options);
+    return typeof answer === "string" ? null : answer;
+  }
+
+  serveSnapshots(handler: SnapshotHandler): Unsubscribe {
+    const own: SnapshotHandler = (key) => handler(key);
+    this.snapshotHandlers.add(own);
+    if (this.snapshotHandlers.size === 1) this.listenForSnapshots();
+    return () => {
+      this.snapshotHandlers.delete(own);
+      if (this.snapshotHandlers.size === 0) for (const leave of this.snapshotListeners.splice(0)) leave();
+    };
+  }
+
+  private listenForSnapshots(): void {
+    const answer = (isBroadcast: boolean) => (message: LinkMessage) => {
+      const { link } = this;
+      if (link === null) return;
+      void answerSnapshot(link, message, [...this.snapshotHandlers], isBroadcast, (error) =>
+        this.fail(error, "answering for a snapshot"),
+      );
+    };
+    this.snapshotListeners.push(
+      this.hear(this.subjects.node("snap", this.options.place), asItIs, answer(false)),
+      this.hear(this.subjects.anySnapshot, asItIs, answer(true)),
+    );
+  }
+
+  /** Resolves when all that was published before has reached the server, or after `timeoutMs`: false, then. */
+  flush(timeoutMs = FLUSH_TIMEOUT_MS): Promise<boolean> {
+    this.loads.flush();
+    const done = async () => {
+      await this.outbox.emptied();
+      await this.link?.flush();
+      return this.connected;
+    };
+    return this.within(
+      timeoutMs,
+      done().catch(() => false),
+    );
+  }
+
+  /** Sends what it can within 2 s, hands unfinished batches back to the log, and ends. Safe to call twice. */
+  async close(): Promise<void> {
+    if (this.closed) return;
+    this.closed = true;
+    this.stopConsuming();
+    if (this.connected) await this.flush(CLOSE_TIMEOUT_MS);
+    // Whoever consumes next gets them now and not after the acknowledgement time.
+    for (const message of this.undone.values()) message.nak();
+    this.undone.clear();
+    const { link } = this;
+    if (link !== null) {
+      await this.within(
+        CLOSE_TIMEOUT_MS,
+        link.flush().then(
+          () => true,
+          () => false,
+        ),
+      );
+      link.close();
+    }
+    for (const wake of [...this.sleepers]) wake();
+  }
+
+  /** Connects, and again whenever a connection has ended, until it is closed. */
+  private async live(): Promise<void> {
+    const { servers, reconnectMs, reconnectMaxMs, random } = this.options;
+    let next = Math.floor(random() * servers.length);
+    let waitMs = reconnectMs;
+    while (!this.closed) {
+      const server = servers[next % servers.length];
+      next += 1;
+      try {
+        const link = await this.open(server);
+        if (this.closed) {
+          link.close();
+          return;
+        }
+        this.begin(link);
+        waitMs = reconnectMs;
+        const why = await link.ended;
+        this.end();
+        if (!this.closed) this.fail(lost(server, why), "connection");
+      } catch (thrown) {
+        this.fail(thrown, "connection");
+      }
+      if (this.closed) return;
+      await this.pause(waitMs * (0.5 + random() / 2));
+      waitMs = Math.min(waitMs * 2, reconnectMaxMs);
+    }
+  }
+
+  private open(server: string): Promise<Link> {
+    const { credentials, name, place, role, connectTimeoutMs, pingMs, openSocket } = this.options;
+    return openLink({
+      server,
+      credentials,
+      name,
+      inboxPrefix:
+        role === "agent" ? this.subjects.agentInbox(place) : this.subjects.indexerInbox(place.region, name),
+      connectTimeoutMs,
+      pingMs,
+      ...(openSocket !== undefined && { openSocket }),
+      onRefusal: (error) => this.fail(error, "permission"),
+    });
+  }
+
+  private begin(link: Link): void {
+    this.link = link;
+    this.figures.connects += 1;
+    for (const channel of this.channels.values()) channel.attach(link);
+    for (const { subject, data } of this.notices.values()) link.publish(subject, data);
+    this.notices.clear();
+    this.loads.flush();
+    this.outbox.start((parcel) => link.log(parcel.subject, parcel.data, parcel.messageId));
+    if (this.options.role === "agent") {
+      // What was said while nobody could hear it, an indexer has missed.
+      for (const handler of [...this.rollHandlers]) this.guard(handler, "roll call");
+    } else {
+      this.callRoll();
+      this.consume();
+      if (this.kvHandlers.size === 0)
+        void this.ensureStream(link).catch((thrown) => this.fail(thrown, "stream"));
+    }
+    this.options.onStatus?.(this.status());
+  }
+
+  private end(): void {
+    this.link = null;
+    this.outbox.stop();
+    this.stopConsuming();
+    this.undone.clear();
+    for (const channel of this.channels.values()) channel.detach();
+    this.options.onStatus?.(this.status());
+  }
+
+  private ensureStream(link: Link): Promise<void> {
+    const { stream, streamLimits = {} } = this.options;
+    return link.ensureStream({
+      name: stream,
+      subjects: [this.subjects.all("kv")],
+      maxAgeMs: streamLimits.maxAgeMs ?? 3_600_000,
+      maxBytes: streamLimits.maxBytes ?? 1_024 ** 3,
+      replicas: streamLimits.replicas ?? 1,
+      duplicateWindowMs: DUPLICATE_WINDOW_MS,
+    });
+  }
+
+  /** Runs while there are handlers and this connection; a stream or consumer that goes is made again. */
+  private consume(): void {
+    const { link } = this;
+    if (link === null || this.consumption !== null || this.kvHandlers.size === 0 || this.closed) return;
+    const consumption: Consumption = { stop: null, over: false };
+    this.consumption = consumption;
+    void this.keepConsuming(link, consumption);
+  }
+
+  private async keepConsuming(link: Link, consumption: Consumption): Promise<void> {
+    const { stream, place, ackWaitMs, maxAckPending, reconnectMs, reconnectMaxMs } = this.options;
+    let waitMs = reconnectMs;
+    while (!consumption.over) {
+      try {
+        await this.ensureStream(link);
+        const settings = { stream, durable: consumerName(place.region), ackWaitMs, maxAckPending };
+        const running = await link.consume(settings, (message) => this.receive(message));
+        consumption.stop = () => running.stop();
+        if (consumption.over) running.stop();
+        else waitMs = reconnectMs;
+        await running.lost;
+        if (!consumption.over)
+          this.fail(
+            new KedgeError("view_unavailable", `The consumer of stream ${stream} is gone; it is made again.`),
+            "consumer",
+          );
+      } catch (thrown) {
+        if (!consumption.over) this.fail(thrown, "consumer");
+      }
+      consumption.stop = null;
+      if (!consumption.over) await this.pause(waitMs);
+      waitMs = Math.min(waitMs * 2, reconnectMaxMs);
+    }
+  }
+
+  private stopConsuming(): void {
+    const { consumption } = this;
+    if (consumption === null) return;
+    this.consumption = null;
+    this.lag = null;
+    consumption.over = true;
+    consumption.stop?.();
+  }
+
+  private receive(message: LogMessage): void {
+    this.lag = message.pending;
+    this.figures.received += 1;
+    if (message.redelivered) this.figures.redelivered += 1;
+    let batch: KvBatch;
+    try {
+      batch = ofItsSubject(decodeKvBatch(message.data), message.subject);
+    } catch (thrown) {
+      // It would be no better the next time.
+      message.term();
+      this.figures.undecodable += 1;
+      this.fail(thrown, "kv");
+      return;
+    }
+    const handlers = [...this.kvHandlers];
+    let open = handlers.length;
+    if (open === 0) {
+      message.nak();
+      return;
+    }
+    this.undone.set(message.sequence, message);
+    for (const handler of handlers) {
+      let isDone = false;
+      const done = () => {
+        if (isDone) return;
+        isDone = true;
+        open -= 1;
+        if (open > 0 || !this.undone.delete(message.sequence)) return;
+        message.ack();
+      };
+      this.guard(() => handler(batch, done), "kv");
+    }
+  }
+
+  /** Subscribes on this connection and every later one. What `read` throws was no message of this channel. */
+  private hear<T>(
+    subject: string,
+    read: (message: LinkMessage) => T,
+    handler: (value: T) => void,
+  ): Unsubscribe {
+    let channel = this.channels.get(subject);
+    if (channel === undefined) {
+      channel = new Subscribed(subject);
+      this.channels.set(subject, channel);
+      if (this.link !== null) channel.attach(this.link);
+    }
+    const own = (message: LinkMessage) => {
+      try {
+        const value = read(message);
+        this.guard(() => handler(value), subject);
+      } catch (thrown) {
+        this.figures.undecodable += 1;
+        this.fail(thrown, subject);
+      }
+    };
+    channel.handlers.add(own);
+    return () => {
+      channel.handlers.delete(own);
+      if (channel.handlers.size > 0 || this.channels.get(subject) !== channel) return;
+      channel.detach();
+      this.channels.delete(subject);
+    };
+  }
+
+  private learnPlace(place: string): void {
+    const worker = place.slice(place.lastIndexOf(".") + 1);
+    this.places.delete(worker);
+    this.places.set(worker, place);
+    if (this.places.size > MAX_PLACES) this.places.delete(this.places.keys().next().value!);
+  }
+
+  /** Sends now, or with the next connection; only the last word on a subject matters. */
+  private notify(about: string, subject: string, data: Uint8Array): void {
+    if (this.link?.publish(subject, data)) return;
+    this.notices.delete(about);
+    this.notices.set(about, { subject, data });
+    if (this.notices.size > MAX_KEPT_NOTICES) this.notices.delete(this.notices.keys().next().value!);
+  }
+
+  /** In halves, if they are too many for one message. */
+  private sendLoads(reports: readonly LoadReport[]): boolean {
+    const { link } = this;
+    if (link === null) return false;
+    const data = encodeLoads(reports);
+    if (data.length <= MAX_LOADS_BYTES || reports.length === 1) {
+      link.publish(this.subjects.load(this.options.place), data);
+    } else {
+      const middle = reports.length >> 1;
+      this.sendLoads(reports.slice(0, middle));
+      this.sendLoads(reports.slice(middle));
+    }
+    return true;
+  }
+
+  private drop(subject: string, why: unknown): void {
+    this.figures.dropped += 1;
+    // One word per time of trouble, not one per batch.
+    if (this.isDropping) return;
+    this.isDropping = true;
+    const reason = why instanceof Error ? why.message : String(why);
+    const told = `Batches for ${subject} are dropped: ${reason}. The view gets them by snapshot.`;
+    this.fail(new KedgeError("overloaded", told, { cause: why }), "publishing a batch");
+  }
+
+  private guard(act: () => void, doing: string): void {
+    try {
+      act();
+    } catch (thrown) {
+      this.fail(thrown, doing);
+    }
+  }
+
+  private fail(thrown: unknown, doing: string): void {
+    const message = thrown instanceof Error ? thrown.message : String(thrown);
+    const error =
+      thrown instanceof KedgeError
+        ? thrown
+        : new KedgeError("internal_error", `NATS bus, ${doing}: ${message}`, { cause: thrown });
+    this.options.onError(error, doing);
+  }
+
+  /** Ends early when the bus is closed. */
+  private pause(delayMs: number): Promise<void> {
+    return new Promise((resolve) => {
+      const wake = () => {
+        this.options.timers.clearTimeout(timer);
+        this.sleepers.delete(wake);
+        resolve();
+      };
+      const timer = this.options.timers.setTimeout(wake, delayMs);
+      this.sleepers.add(wake);
+    });
+  }
+
+  private within(timeoutMs: number, done: Promise<boolean>): Promise<boolean> {
+    const { timers } = this.options;
+    return new Promise((resolve) => {
+      const timer = timers.setTimeout(() => resolve(false), timeoutMs);
+      void done.then((value) => {
+        timers.clearTimeout(timer);
+        resolve(value);
+      });
+    });
+  }
+}
+
+/** One subject's handlers, and its subscription on the connection there is. */
+class Subscribed {
+  readonly handlers = new Set<(message: LinkMessage) => void>();
+  private readonly subject: string;
+  private leave: Unsubscribe | null = null;
+
+  constructor(subject: string) {
+    this.subject = subject;
+  }
+
+  attach(link: Link): void {
+    this.leave = link.subscribe(this.subject, (message) => {
+      for (const handler of [...this.handlers]) handler(message);
+    });
+  }
+
+  detach(): void {
+    this.leave?.();
+    this.leave = null;
+  }
+}
+
+function asItIs(message: LinkMessage): LinkMessage {
+  return message;
+}
+
+/** What a server lets a user say of one worker must not be said of another in the message's inside. Errors: `invalid_request`. */
+function ofItsSubject<T extends IncarnationKey>(message: T, subject: string): T {
+  if (subject.endsWith(`.${token(message.worker)}`)) return message;
+  throw malformed(`it is of worker ${message.worker} and came by ${subject}`);
+}
+
+function lost(server: string, why: string): KedgeError {
+  return new KedgeError("view_unavailable", `The connection to NATS at ${server} has ended: ${why}.`);
+}
