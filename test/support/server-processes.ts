@@ -177,3 +177,12 @@ export function freePort(): Promise<number> {
     });
   });
 }
+
+export function isAlive(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch {
+    return false;
+  }
+}

@@ -1,0 +1,125 @@
+/** A Worker bundled as a deployment would, run by Miniflare on loopback. */
+
+import { readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { build, type Metafile } from "esbuild";
+import { Miniflare, type MiniflareOptions } from "miniflare";
+
+const ROOT = join(dirname(fileURLToPath(import.meta.url)), "..", "..");
+
+export interface WorkerModule {
+  readonly name: string;
+  readonly type: "esm" | "wasm";
+  readonly contents: Uint8Array<ArrayBuffer>;
+}
+
+export interface WorkerBundle {
+  /** The main module first. */
+  readonly modules: readonly WorkerModule[];
+  /** What the bundle still imports: modules of the platform. */
+  readonly platformImports: readonly string[];
+  /** Bundled files, relative to the repository. */
+  readonly inputs: readonly string[];
+}
+
+/** Bundles an entry, relative to the repository. */
+export async function bundleWorker(entry: string): Promise<WorkerBundle> {
+  const wasm: WorkerModule[] = [];
+  const result = await build({
+    absWorkingDir: ROOT,
+    entryPoints: [entry],
+    bundle: true,
+    write: false,
+    metafile: true,
+    format: "esm",
+    target: "es2024",
+    platform: "neutral",
+    mainFields: ["module", "main"],
+    conditions: ["workerd", "worker", "browser"],
+    external: ["cloudflare:*", "node:*"],
+    plugins: [
+      {
+        name: "compiled wasm",
+        setup: ({ onResolve }) => {
+          onResolve({ filter: /\.wasm$/ }, ({ path, resolveDir }) => {
+            const name = `wasm-${wasm.length}.wasm`;
+            wasm.push({ name, type: "wasm", contents: new Uint8Array(readFileSync(join(resolveDir, path))) });
+            return { path: `./${name}`, external: true };
+          });
+        },
+      },
+    ],
+  });
+  const main: WorkerModule = {
+    name: "index.js",
+    type: "esm",
+    contents: new Uint8Array(result.outputFiles[0]!.contents),
+  };
+  return {
+    modules: [main, ...wasm],
+    platformImports: platformImports(result.metafile),
+    inputs: Object.keys(result.metafile.inputs),
+  };
+}
+
+function platformImports({ outputs }: Metafile): string[] {
+  const imports = Object.values(outputs).flatMap((output) => output.imports);
+  return [...new Set(imports.filter(({ external }) => external).map(({ path }) => path))].filter(
+    (path) => !path.endsWith(".wasm"),
+  );
+}
+
+export interface RunningWorker {
+  readonly url: string;
+  /** Process id of its workerd. */
+  readonly pid: number;
+  close(): Promise<void>;
+}
+
+/** Starts one Worker with text bindings; compatibility settings are those of wrangler.toml. */
+export async function runWorker(
+  { modules }: WorkerBundle,
+  bindings: Readonly<Record<string, string>>,
+): Promise<RunningWorker> {
+  const toml = readFileSync(join(ROOT, "wrangler.toml"), "utf8");
+  const options: MiniflareOptions = {
+    cf: false,
+    telemetry: { enabled: false },
+    host: "127.0.0.1",
+    workers: [
+      {
+        config: {
+          name: "kedge-gateway",
+          compatibilityDate: /^compatibility_date = "(.*)"/m.exec(toml)![1]!,
+          compatibilityFlags: ["enable_request_signal"],
+          manifest: {
+            mainModule: modules[0]!.name,
+            modules: Object.fromEntries(
+              modules.map(({ name, type, contents }) => [
+                name,
+                { type, contents: type === "esm" ? new TextDecoder().decode(contents) : contents },
+              ]),
+            ),
+          },
+          env: Object.fromEntries(
+            Object.entries(bindings).map(([name, value]) => [name, { type: "text", value }]),
+          ),
+          exports: {},
+        },
+      },
+    ],
+  };
+  const miniflare = new Miniflare(options);
+  const url = await miniflare.ready;
+  return { url: url.origin, pid: workerdPid(), close: () => miniflare.dispose() };
+}
+
+/** The newest workerd that this process started. */
+function workerdPid(): number {
+  const children = readFileSync(`/proc/${process.pid}/task/${process.pid}/children`, "utf8")
+    .trim()
+    .split(" ");
+  const workerds = children.filter((pid) => readFileSync(`/proc/${pid}/comm`, "utf8").startsWith("workerd"));
+  return Number(workerds.at(-1) ?? Number.NaN);
+}
