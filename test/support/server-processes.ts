@@ -1,7 +1,7 @@
 /** redis-server and nats-server: found on the machine, started on loopback on a free port, ended with the process that asked. */
 
 import { type ChildProcess, spawn, spawnSync } from "node:child_process";
-import { accessSync, constants, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { accessSync, constants, existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { homedir, tmpdir } from "node:os";
 import { delimiter, join } from "node:path";
@@ -178,11 +178,13 @@ export function freePort(): Promise<number> {
   });
 }
 
+/** Whether a process runs. One that ended and that its parent has not asked for yet does not. */
 export function isAlive(pid: number): boolean {
   try {
     process.kill(pid, 0);
-    return true;
-  } catch {
-    return false;
+    return !/^State:\s+Z/m.test(readFileSync(`/proc/${pid}/status`, "utf8"));
+  } catch (error) {
+    // No /proc here: it answered the signal.
+    return (error as NodeJS.ErrnoException).syscall === "open" && !existsSync("/proc/self");
   }
 }
