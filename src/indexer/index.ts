@@ -11,7 +11,7 @@ import { LoadFolder } from "./loads.ts";
 import { after, guarded, type Timers } from "./maybe.ts";
 import { type KnownRank, nameOf, RankTable } from "./ranks.ts";
 import { Snapshots } from "./snapshots.ts";
-import { type KvWork, type Work, Writer } from "./writer.ts";
+import { type KvWork, type RegistrationWork, type Work, Writer } from "./writer.ts";
 
 export type { FeedLag } from "./feeds.ts";
 export type { IndexerFigures } from "./figures.ts";
@@ -332,7 +332,7 @@ export class Indexer {
     const work = run[0]!;
     switch (work.kind) {
       case "registration":
-        return this.#register(work.registration, work.revive);
+        return this.#registerAll(run.flatMap((each) => (each.kind === "registration" ? each : [])));
       case "retirement": {
         this.#ranks.delete(work.key);
         const feed = this.#feeds.get(work.key);
@@ -343,6 +343,12 @@ export class Indexer {
       case "kv":
         return this.#apply(run.flatMap((each) => (each.kind === "kv" ? each : [])));
     }
+  }
+
+  /** Of different ranks, side by side. */
+  #registerAll(run: readonly RegistrationWork[]): MaybePromise<void> {
+    const writes = run.map(({ registration, revive }) => this.#register(registration, revive));
+    return writes.length === 1 ? writes[0] : Promise.all(writes).then(() => undefined);
   }
 
   #register(registration: Registration, revive: boolean): MaybePromise<void> {

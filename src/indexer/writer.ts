@@ -6,12 +6,16 @@ import type { IncarnationKey, Registration } from "../fleet/types.ts";
 import type { MaybePromise } from "../store/types.ts";
 import type { Held } from "./feeds.ts";
 import { finallyDo, guarded, type Timers } from "./maybe.ts";
+import { nameOf } from "./ranks.ts";
 
-export type Work =
-  /** `revive`: the view has forgotten the rank, and needs a snapshot as well. */
-  | { readonly kind: "registration"; readonly registration: Registration; readonly revive: boolean }
-  | { readonly kind: "retirement"; readonly key: IncarnationKey }
-  | KvWork;
+export type Work = RegistrationWork | { readonly kind: "retirement"; readonly key: IncarnationKey } | KvWork;
+
+export interface RegistrationWork {
+  readonly kind: "registration";
+  readonly registration: Registration;
+  /** The view has forgotten the rank, and needs a snapshot as well. */
+  readonly revive: boolean;
+}
 
 export interface KvWork extends Held {
   readonly kind: "kv";
@@ -36,6 +40,8 @@ export interface WriterOptions {
 /** Most batches, and about the most keys, handed to the store in one call. */
 const MAX_RUN = 256;
 const MAX_RUN_KEYS = 4_000;
+/** Registrations of different ranks that are written side by side. */
+const MAX_REGISTRATIONS = 16;
 /** So many keys are worth a write of their own. */
 const ENOUGH_KEYS = 500;
 const BACKOFF_MS = [100, 200, 400, 800, 1_600] as const;
@@ -134,18 +140,28 @@ export class Writer {
   /** The next piece of work with those of its kind that follow directly, where the store takes many at once. */
   #takeRun(): Work[] {
     const first = this.#queue[0]!;
-    let length = 1;
-    let keys = keysOf(first);
-    const joins = (work: Work): boolean => work.kind === "kv" && work.alone !== true;
-    while (joins(first) && length < Math.min(this.#queue.length, MAX_RUN)) {
+    const most = Math.min(this.#queue.length, first.kind === "registration" ? MAX_REGISTRATIONS : MAX_RUN);
+    const ranks = new Set<string>();
+    let length = 0;
+    let keys = 0;
+    for (; length < most; length++) {
       const next = this.#queue[length]!;
+      if (next !== first && !this.#joins(first, next)) break;
+      if (next.kind === "registration") {
+        if (ranks.has(nameOf(next.registration))) break;
+        ranks.add(nameOf(next.registration));
+      }
       keys += keysOf(next);
-      if (!joins(next) || keys > MAX_RUN_KEYS) break;
-      length += 1;
+      if (keys > MAX_RUN_KEYS && length > 0) break;
     }
     const run = this.#queue.splice(0, length);
     for (const each of run) this.#queuedKeys -= keysOf(each);
     return run;
+  }
+
+  #joins(first: Work, next: Work): boolean {
+    if (first.kind === "kv") return next.kind === "kv" && first.alone !== true && next.alone !== true;
+    return first.kind === "registration" && next.kind === "registration" && this.#options.timers !== null;
   }
 
   /** True: the run is in the queue again and waits for better times. */
