@@ -14,8 +14,11 @@ import type { PrefixChain } from "../prefix/types.ts";
 import type { Candidate } from "../routing/index.ts";
 import type { LookupResult, ViewRead } from "../store/types.ts";
 
-/** `exact`: the chosen worker's events are in the view; `predicted`: its cache is guessed from earlier decisions. */
-export type Rung = "exact" | "predicted";
+/**
+ * `exact`: the worker's events are in the view; `predicted`: its cache is guessed from earlier decisions. Without a view, over the last known
+ * fleet: `consistent-hash` of the prompt's head; `two-choices` for prompts without keys and modes that do not look at caches (D8).
+ */
+export type Rung = "exact" | "predicted" | "consistent-hash" | "two-choices";
 
 /** What a request's prompt is like before anybody was asked who holds it. */
 export interface Prompt {

@@ -5,6 +5,7 @@ import { KedgeError } from "../errors/index.ts";
 import type { FleetRow } from "../fleet/types.ts";
 import type { Plan } from "../plan/index.ts";
 import type { Scored } from "../routing/index.ts";
+import type { MaybePromise } from "../store/types.ts";
 import type { Usage } from "../stream/usage.ts";
 import { Attempt, type AttemptResult } from "./attempt.ts";
 import type { Breakers, TryResult } from "./breaker.ts";
@@ -15,6 +16,8 @@ import type { TokenEstimator } from "./estimate.ts";
 import type { GatewayMetrics, ModelMeters } from "./metrics.ts";
 import { ENDPOINT_PATHS, type Endpoint } from "./request.ts";
 import type { Route, Router } from "./route.ts";
+import type { UnderWay } from "./under-way.ts";
+import type { ViewGuard } from "./view-guard.ts";
 
 /** A reservation that no load report ever covers ends by itself. */
 const RESERVATION_TTL_MS = 30_000;
@@ -42,10 +45,12 @@ export type JobStatus = string;
 
 export interface ForwarderParts {
   readonly deps: GatewayDeps;
+  readonly guard: ViewGuard;
   readonly router: Router;
   readonly breakers: Breakers;
   readonly metrics: GatewayMetrics;
   readonly estimator: TokenEstimator;
+  readonly underWay: UnderWay;
 }
 
 export class Forwarder {
@@ -132,11 +137,12 @@ export class Forwarder {
   }
 
   private async run(job: Job, scored: Scored, row: FleetRow, attempt: Attempt): Promise<AttemptResult> {
-    const { breakers, deps, metrics } = this.parts;
+    const { breakers, deps, metrics, underWay } = this.parts;
+    const ended = underWay.begin(row, deps.clock.now());
     const report = (result: TryResult) => {
       breakers.report(row.worker, row.incarnation, result, deps.clock.now());
     };
-    const result = await attempt.run(() => report("started"));
+    const result = await attempt.run(() => report("started")).finally(ended);
     if (result.kind === "answered") {
       report("success");
       if (result.usage !== null) this.learn(job, scored, result.usage);
@@ -186,7 +192,7 @@ export class Forwarder {
     const { router, deps } = this.parts;
     const { prompt, promptTokens } = job.route;
     const { chain, salted } = prompt;
-    this.write(() =>
+    this.write(job, () =>
       deps.store.reserve({
         worker: row.worker,
         rank: row.rank,
@@ -206,19 +212,11 @@ export class Forwarder {
   }
 
   private release(job: Job, row: FleetRow): void {
-    this.write(() => this.parts.deps.store.release(row, job.planId));
+    this.write(job, () => this.parts.deps.store.release(row, job.planId));
   }
 
-  private write(action: () => void | Promise<void>): void {
-    const warn = (error: unknown) => {
-      this.parts.deps.log.warn("A write to the view failed.", { error: String(error) });
-    };
-    try {
-      const done = action();
-      if (done instanceof Promise) done.catch(warn);
-    } catch (error) {
-      warn(error);
-    }
+  private write({ client }: Job, action: () => MaybePromise<void>): void {
+    this.parts.guard.write(action, (work) => client.waitUntil?.(work));
   }
 
   /** Reported usage teaches the bytes-per-token ratio and shows how true predictions are. */

@@ -17,6 +17,8 @@ import { requireJson } from "./request.ts";
 import { Router } from "./route.ts";
 import { Service } from "./service.ts";
 import { BusyThresholdApi, type ThresholdAnswer } from "./thresholds.ts";
+import { UnderWay } from "./under-way.ts";
+import { ViewGuard } from "./view-guard.ts";
 
 export type { AnswerWriter, ClientConnection } from "./client.ts";
 export { clientClosed, concatBytes, payloadTooLarge } from "./client.ts";
@@ -25,6 +27,8 @@ export { parseSeedFleet } from "./seed-fleet.ts";
 
 type Ctx = Context<GatewayEnv>;
 
+/** Probes come from many and often, and a remote view is paid by the command. */
+const HEALTH_MAX_AGE_MS = 1_000;
 const ADMIN_BODY_BYTES = 64 * 1024;
 
 /** Methods by path, for 405s. */
@@ -50,13 +54,22 @@ export function createGateway(deps: GatewayDeps): Hono<GatewayEnv> {
   const metrics = new GatewayMetrics(deps.registry);
   const breakers = new Breakers();
   const estimator = new TokenEstimator();
-  const directory = new Directory(store, clock);
+  const guard = new ViewGuard(deps, metrics);
+  const directory = new Directory({ guard, clock, maxAgeMs: deps.directoryMaxAgeMs });
   const prompts = new PromptReader(deps, estimator);
-  const router = new Router({ deps, directory, prompts, breakers });
-  const forwarder = new Forwarder({ deps, router, breakers, metrics, estimator });
+  const underWay = new UnderWay();
+  const router = new Router({ deps, guard, directory, prompts, breakers, underWay });
+  const forwarder = new Forwarder({ deps, guard, router, breakers, metrics, estimator, underWay });
   const authenticate = createAuthenticator(config, deps.sha256 ?? webSha256, deps.requireKeys);
   const service = new Service({ deps, authenticate, router, forwarder, metrics });
-  const thresholds = new BusyThresholdApi(store, directory, config.router);
+  const thresholds = new BusyThresholdApi(
+    {
+      getThresholds: (model) => guard.setting(() => store.getThresholds(model)),
+      setThresholds: (model, limits) => guard.setting(() => store.setThresholds(model, limits)),
+    },
+    () => directory.all(guard.budget()),
+    config.router,
+  );
 
   const app = new Hono<GatewayEnv>();
   app.post("/v1/chat/completions", (c) => service.complete(c, "chat"));
@@ -71,13 +84,16 @@ export function createGateway(deps: GatewayDeps): Hono<GatewayEnv> {
   app.get(
     "/v1/models",
     guarded(async (c) => {
-      const models = await directory.all();
+      const models = await directory.all(guard.budget());
       return c.json({ object: "list", data: models.map((served) => modelCard(served, created)) });
     }),
   );
   app.get(
     "/v1/models/:name{.+}",
-    guarded(async (c) => c.json(modelCard(await directory.find(c.req.param("name") ?? ""), created))),
+    guarded(async (c) => {
+      const served = await directory.find(c.req.param("name") ?? "", guard.budget());
+      return c.json(modelCard(served, created));
+    }),
   );
   app.get(
     "/busy_threshold",
@@ -99,26 +115,36 @@ export function createGateway(deps: GatewayDeps): Hono<GatewayEnv> {
     app.get("/.well-known/jwks.json", (c) => c.json(jwks, 200, { "cache-control": JWKS_CACHE }));
   }
 
-  addHealth(app, deps);
+  addHealth(app, deps, guard);
   app.notFound((c) => unknownRoute(c, deps));
   app.onError((thrown) => errorResponse(toKedgeError(thrown), deps));
   return app;
 }
 
-function addHealth(app: Hono<GatewayEnv>, { store, isServing = () => true }: GatewayDeps): void {
+/** Never wrong about the gateway for want of the view: what was last known of the fleet stands in for it. */
+function addHealth(app: Hono<GatewayEnv>, { isServing = () => true }: GatewayDeps, guard: ViewGuard): void {
   const stopping = { status: "shutting_down" };
+  const fleet = async () => {
+    const rows = await guard.fleet(HEALTH_MAX_AGE_MS, guard.budget());
+    return rows === null ? { rows: guard.known.all(), view: { view: "unavailable" } } : { rows, view: {} };
+  };
   app.get("/live", (c) => (isServing() ? c.json({ status: "live" }) : c.json(stopping, 503)));
   app.get("/health", async (c) => {
-    const rows = await store.fleet();
+    const { rows, view } = await fleet();
     const models = new Set(rows.map(({ model }) => model)).size;
-    return c.json({ status: "healthy", models, workers: new Set(rows.map(({ worker }) => worker)).size });
+    return c.json({
+      status: "healthy",
+      models,
+      workers: new Set(rows.map(({ worker }) => worker)).size,
+      ...view,
+    });
   });
   app.get("/ready", async (c) => {
     if (!isServing()) return c.json(stopping, 503);
-    const rows = await store.fleet();
+    const { rows, view } = await fleet();
     return rows.length > 0
-      ? c.json({ status: "ready" })
-      : c.json({ status: "not_ready", reason: "no live worker" }, 503);
+      ? c.json({ status: "ready", ...view })
+      : c.json({ status: "not_ready", reason: "no live worker", ...view }, 503);
   });
 }
 
@@ -149,7 +175,8 @@ function thresholdResponse({ status, body }: ThresholdAnswer): Response {
 function unknownRoute(c: Ctx, deps: GatewayDeps): Response {
   const { path, method } = c.req;
   const methods = METHODS[path];
-  if (methods === undefined) {
+  // A route may be absent for want of what it tells.
+  if (methods === undefined || methods.split(", ").includes(method)) {
     return errorResponse(new KedgeError("not_found", `There is no ${path} here.`), deps);
   }
   const error = new KedgeError("method_not_allowed", `${path} takes ${methods}, not ${method}.`);

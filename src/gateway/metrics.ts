@@ -11,6 +11,7 @@ import {
 
 const SECONDS = exponentialBuckets(0.001, 2, 20);
 const TOKEN_SECONDS = exponentialBuckets(0.000_5, 2, 16);
+const VIEW_SECONDS = exponentialBuckets(0.000_25, 2, 14);
 const MICROSECONDS = exponentialBuckets(5, 2, 16);
 
 /** Where in its life a request was when its client left. */
@@ -34,6 +35,11 @@ export class GatewayMetrics {
   readonly streamErrors: Family<Counter>;
   readonly workerFailures: Family<Counter>;
   readonly breakerOpen: Family<Gauge>;
+  readonly viewErrors: Family<Counter>;
+  readonly viewSkipped: Counter;
+  readonly viewUnavailable: Gauge;
+  /** Of a view that does not answer at once. */
+  readonly viewRead: Histogram;
   /** Sums over requests whose engine reported cached tokens, so that the two are comparable. */
   readonly promptTokens: Family<Counter>;
   readonly predictedTokens: Family<Counter>;
@@ -79,6 +85,24 @@ export class GatewayMetrics {
       help: "1 while this gateway's breaker of a worker is not closed.",
       labels: ["worker"],
     });
+    this.viewErrors = counter("view_errors_total", "Reads of the view that failed or came too late.", [
+      "code",
+    ]);
+    this.viewSkipped = counter(
+      "view_skipped_reads_total",
+      "Reads spared while it is out of reach.",
+      [],
+    ).labels();
+    this.viewUnavailable = registry
+      .gauge({ name: "kedge_view_unavailable", help: "1 while requests are routed without the view." })
+      .labels();
+    this.viewRead = registry
+      .histogram({
+        name: "kedge_view_read_seconds",
+        help: "Waiting for a remote view.",
+        buckets: VIEW_SECONDS,
+      })
+      .labels();
     this.promptTokens = counter(
       "prompt_tokens_total",
       "Prompt tokens of requests with a reported hit.",

@@ -1,13 +1,14 @@
-/** The names that clients may ask for, and what each stands for; a short-lived copy of the fleet. */
+/** The names that clients may ask for, and what each stands for; a copy of the fleet's. */
 
 import { KedgeError } from "../errors/index.ts";
 import { resolveModel } from "../fleet/rules.ts";
 import type { FleetRow } from "../fleet/types.ts";
 import type { ModelCard } from "../prefix/types.ts";
-import type { MaybePromise, ViewStore } from "../store/types.ts";
+import type { MaybePromise } from "../store/types.ts";
 import type { Clock } from "./deps.ts";
+import { type ViewBudget, type ViewGuard, viewUnavailable } from "./view-guard.ts";
 
-/** A copy of the fleet may be this old (D1); an unknown name is looked up afresh. */
+/** What the fleet is asked for may be this old (D1). */
 const MAX_AGE_MS = 250;
 /** A name whose last worker went no longer ago than this is out of service, not unknown: clients retry a 503 and give up at a 404. */
 const REMEMBERED_MS = 600_000;
@@ -22,50 +23,70 @@ export interface ServedModel {
   readonly maxModelLen: number | null;
 }
 
+export interface DirectoryOptions {
+  readonly guard: ViewGuard;
+  readonly clock: Clock;
+  /** A name from a copy no older than this is used without asking; default 250. */
+  readonly maxAgeMs?: number;
+}
+
 export class Directory {
-  private readonly store: ViewStore;
+  private readonly guard: ViewGuard;
   private readonly clock: Clock;
-  private names = new Map<string, ServedModel>();
+  private readonly maxAgeMs: number;
+  private names: ReadonlyMap<string, ServedModel> = new Map();
   private readAtMs = Number.NEGATIVE_INFINITY;
   /** When each name was last served. */
   private readonly lastServedMs = new Map<string, number>();
 
-  constructor(store: ViewStore, clock: Clock) {
-    this.store = store;
+  constructor({ guard, clock, maxAgeMs = MAX_AGE_MS }: DirectoryOptions) {
+    this.guard = guard;
     this.clock = clock;
+    this.maxAgeMs = maxAgeMs;
   }
 
-  /** Errors: `model_not_found`; `no_workers` for a name that was served lately, or while no worker at all is known. */
-  find(name: string): MaybePromise<ServedModel> {
-    const fresh = this.clock.now() - this.readAtMs <= MAX_AGE_MS;
-    const known = fresh ? this.names.get(name) : undefined;
-    if (known !== undefined) return known;
-    const names = this.refresh();
-    return names instanceof Promise ? names.then((found) => this.pick(found, name)) : this.pick(names, name);
+  /**
+   * Unknown names are asked for at once. While the view is out of reach the last known names stand.
+   * Errors: `model_not_found`; `no_workers` for a name that was served lately, or while no worker at all is known;
+   * `view_unavailable` for an unknown name while nobody can be asked.
+   */
+  find(name: string, budget: ViewBudget): MaybePromise<ServedModel> {
+    const known = this.ageMs <= this.maxAgeMs ? this.names.get(name) : undefined;
+    return known ?? this.ask(name, budget);
   }
 
-  /** All served names in alphabetical order. */
-  async all(): Promise<ServedModel[]> {
-    const names = await this.refresh();
+  /** As `find`, of a fresh copy. */
+  ask(name: string, budget: ViewBudget): MaybePromise<ServedModel> {
+    const rows = this.guard.fleet(MAX_AGE_MS, budget);
+    return rows instanceof Promise ? rows.then((all) => this.pick(all, name)) : this.pick(rows, name);
+  }
+
+  /** True: names may have changed since they were read. */
+  get isOld(): boolean {
+    return this.ageMs > MAX_AGE_MS;
+  }
+
+  /** All served names in alphabetical order. Errors: `view_unavailable` if none was ever known. */
+  async all(budget: ViewBudget): Promise<ServedModel[]> {
+    const names = this.take(await this.guard.fleet(MAX_AGE_MS, budget));
+    if (names.size === 0 && !this.guard.reachable) throw viewUnavailable();
     return [...names.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
   }
 
-  private refresh(): MaybePromise<ReadonlyMap<string, ServedModel>> {
-    const rows = this.store.fleet();
-    return rows instanceof Promise ? rows.then((all) => this.take(all)) : this.take(rows);
+  private get ageMs(): number {
+    return this.clock.now() - this.readAtMs;
   }
 
-  private take(rows: readonly FleetRow[]): ReadonlyMap<string, ServedModel> {
-    this.readAtMs = this.clock.now();
-    const names = new Map<string, ServedModel>();
-    for (const row of rows) {
-      for (const name of [...row.servedNames, ...row.adapters]) {
-        if (!names.has(name)) names.set(name, describe(rows, name));
-      }
+  /** `rows` null: out of reach. */
+  private take(rows: readonly FleetRow[] | null): ReadonlyMap<string, ServedModel> {
+    if (rows === null) {
+      if (this.names.size === 0) this.names = namesOf(this.guard.known.all());
+      return this.names;
     }
-    this.names = names;
-    this.remember(names);
-    return names;
+    this.readAtMs = this.clock.now();
+    this.names = namesOf(rows);
+    this.remember(this.names);
+    return this.names;
   }
 
   private remember(names: ReadonlyMap<string, ServedModel>): void {
@@ -75,15 +96,27 @@ export class Directory {
     }
   }
 
-  private pick(names: ReadonlyMap<string, ServedModel>, name: string): ServedModel {
+  private pick(rows: readonly FleetRow[] | null, name: string): ServedModel {
+    const names = this.take(rows);
     const found = names.get(name);
     if (found !== undefined) return found;
+    if (rows === null) throw viewUnavailable();
     if (names.size > 0 && !this.lastServedMs.has(name)) throw notFound(name);
     throw new KedgeError("no_workers", `No live worker serves the model "${name}".`, {
       param: "model",
       retryAfterSeconds: 1,
     });
   }
+}
+
+function namesOf(rows: readonly FleetRow[]): Map<string, ServedModel> {
+  const names = new Map<string, ServedModel>();
+  for (const row of rows) {
+    for (const name of [...row.servedNames, ...row.adapters]) {
+      if (!names.has(name)) names.set(name, describe(rows, name));
+    }
+  }
+  return names;
 }
 
 function describe(rows: readonly FleetRow[], name: string): ServedModel {

@@ -5,14 +5,18 @@ import { KedgeError } from "../errors/index.ts";
 import type { FeedSettings } from "../fleet/rules.ts";
 import type { FleetRow } from "../fleet/types.ts";
 import {
+  type Candidate,
+  consistentHash,
   DEFAULT_POLICY,
   type Decision,
   decide,
+  type Policy,
   type PolicyConfig,
   type RouterMode,
   type Scored,
+  twoChoices,
 } from "../routing/index.ts";
-import type { ViewRead } from "../store/types.ts";
+import type { MaybePromise, ViewRead } from "../store/types.ts";
 import type { Breakers } from "./breaker.ts";
 import {
   askableKeys,
@@ -28,9 +32,15 @@ import type { Directory, ServedModel } from "./models.ts";
 import type { RequestOverrides } from "./overrides.ts";
 import type { PromptReader } from "./prompt.ts";
 import type { ClientRequest } from "./request.ts";
+import type { UnderWay } from "./under-way.ts";
+import { type ViewBudget, type ViewGuard, viewUnavailable } from "./view-guard.ts";
 
 /** Costs that differ by less than a block say nothing: the view cannot see which running requests share blocks (D7). */
 const TIE_BAND_BLOCKS = 1;
+/** What of a prompt makes it stay with its like when nobody knows who holds it: a system prompt's length, not a chat's. */
+const HEAD_KEYS = 8;
+/** Modes that route by what workers hold; the others have no use for a prompt's head. */
+const CACHE_MODES: ReadonlySet<RouterMode> = new Set(["kv", "kv-1.x", "direct"]);
 
 export interface Route {
   readonly served: ServedModel;
@@ -49,9 +59,26 @@ export interface Route {
 
 export interface RouterParts {
   readonly deps: GatewayDeps;
+  readonly guard: ViewGuard;
   readonly directory: Directory;
   readonly prompts: PromptReader;
   readonly breakers: Breakers;
+  readonly underWay: UnderWay;
+}
+
+/** What one request brings to its decision. */
+interface Question {
+  readonly request: ClientRequest;
+  readonly overrides: RequestOverrides;
+  readonly dryRun: boolean;
+  readonly budget: ViewBudget;
+  readonly startMs: number;
+}
+
+/** A rung below the view's. */
+interface Fallback {
+  readonly rung: Rung;
+  readonly policy: Policy;
 }
 
 export class Router {
@@ -70,47 +97,53 @@ export class Router {
   }
 
   /**
-   * `dryRun`: leaves no trace, not even in round robin's count.
-   * Errors: `model_not_found`, `template_error`, `invalid_request`; a decision's own rejection is in `decision`.
+   * Without the view the last known fleet is routed over. `dryRun`: leaves no trace, not even in round robin's count.
+   * Errors: `model_not_found`, `template_error`, `invalid_request`, `view_unavailable` if no fleet is known either; a decision's own
+   * rejection is in `decision`.
    */
   async route(request: ClientRequest, overrides: RequestOverrides, dryRun: boolean): Promise<Route> {
-    const { deps, directory, prompts } = this.parts;
-    const startMs = deps.clock.now();
-    const found = directory.find(request.model);
+    const { deps, directory, guard } = this.parts;
+    const question = { request, overrides, dryRun, budget: guard.budget(), startMs: deps.clock.now() };
+    const found = directory.find(request.model, question.budget);
     const served = found instanceof Promise ? await found : found;
-    const { prompt, unkeyed } = prompts.read(request, served);
+    const routed = this.routeServed(served, question);
+    const route = routed instanceof Promise ? await routed : routed;
+    const { ranking, excluded } = route.decision;
+    if (ranking.length + excluded.length > 0 || !directory.isOld) return route;
+    // Nobody serves the name as what it stood for when it was last read; it may stand for something else by now.
+    return this.routeServed(await directory.ask(request.model, question.budget), question);
+  }
+
+  private routeServed(served: ServedModel, question: Question): MaybePromise<Route> {
+    const { deps, prompts, guard } = this.parts;
+    const read = prompts.read(question.request, served);
     const keyedMs = deps.clock.now();
-    const read = deps.store.read(served.model, askableKeys(prompt.chain));
+    const view = guard.read(served.model, askableKeys(read.prompt.chain), question.budget);
+    const choose = (one: ViewRead | null) => this.choose({ question, served, ...read, view: one, keyedMs });
     // A memory store answers at once; awaiting it would cost a turn of the loop per request.
-    const view = read instanceof Promise ? await read : read;
-    return this.choose({
-      requested: request.model,
-      served,
-      prompt,
-      unkeyed,
-      overrides,
-      dryRun,
-      view,
-      startMs,
-      keyedMs,
-    });
+    return view instanceof Promise ? view.then(choose) : choose(view);
   }
 
   private choose(input: {
-    readonly requested: string;
+    readonly question: Question;
     readonly served: ServedModel;
     readonly prompt: Prompt;
     readonly unkeyed: string | null;
-    readonly overrides: RequestOverrides;
-    readonly dryRun: boolean;
-    readonly view: ViewRead;
-    readonly startMs: number;
+    /** Null: out of reach. */
+    readonly view: ViewRead | null;
     readonly keyedMs: number;
   }): Route {
-    const { served, prompt, overrides, view } = input;
+    const { served, prompt, question } = input;
+    // Closures of the route outlive this call: what they share with it must not hold the request's parsed form.
+    const { overrides } = question;
+    const { model: requested } = question.request;
     const { clock, random } = this.parts.deps;
     const nowMs = clock.now();
-    const rows = view.fleet.filter((row) => serves(row, input.requested));
+    const view = input.view ?? this.parts.guard.known.lastRead(served.model);
+    const rows = view.fleet.filter((row) => serves(row, requested));
+    if (input.view === null && rows.length === 0) throw viewUnavailable();
+    const policy = this.policyFor(view, overrides.mode);
+    const fallback = input.view === null ? this.fallback(policy.mode, prompt) : null;
     const onlyPrefill = rows.every((row) => row.role === "prefill");
     const { candidates, promptTokens } = candidatesOf(view, rows, prompt, this.config, this.feed, (row) =>
       row.role === "prefill" && !onlyPrefill
@@ -119,14 +152,14 @@ export class Router {
     );
     const facts = {
       promptTokens,
-      turn: this.turn(served.model, input.dryRun),
+      turn: this.turn(served.model, question.dryRun),
       pin: overrides.pin,
       allowedWorkers: null,
       requiredTaints: [],
       preferredTaints: {},
       overrides: overrides.policy,
     };
-    const decision = decide(facts, candidates, this.policyFor(view, overrides.mode), random);
+    const decision = decide(facts, candidates, policy, random, fallback?.policy);
     const rowOf = ({ candidate }: Scored): FleetRow => {
       const row = rows.find((one) => one.worker === candidate.worker && one.rank === candidate.rank);
       if (row === undefined) throw new KedgeError("internal_error", "A candidate without a fleet row.");
@@ -138,12 +171,24 @@ export class Router {
       unkeyed: input.unkeyed,
       promptTokens,
       decision,
-      keyingMs: input.keyedMs - input.startMs,
+      keyingMs: input.keyedMs - question.startMs,
       decisionMs: clock.now() - input.keyedMs,
       rowOf,
       overlapTokens: ({ candidate }) => candidate.overlapBlocks * candidate.blockSize,
-      rung: (scored) => rungOf(rowOf(scored), prompt.salted, this.config, this.feed),
+      rung: (scored) => fallback?.rung ?? rungOf(rowOf(scored), prompt.salted, this.config, this.feed),
     };
+  }
+
+  private fallback(mode: RouterMode, { chain }: Prompt): Fallback {
+    const { deps, underWay } = this.parts;
+    const requests = (candidate: Candidate) => underWay.of(candidate);
+    const head = chain?.keys[Math.min(chain.keys.length, HEAD_KEYS) - 1];
+    if (head === undefined || !CACHE_MODES.has(mode)) {
+      return { rung: "two-choices", policy: twoChoices(requests) };
+    }
+    const { loadFactor } = this.config.fallback;
+    const policy = consistentHash({ hasher: deps.hasher, head, underWay: requests, loadFactor });
+    return { rung: "consistent-hash", policy };
   }
 
   /** Thresholds set at run time win over the configured ones. */

@@ -224,13 +224,15 @@ function traceHeaders(c: Ctx): { [name: string]: string } {
 function explanationOf(request: ClientRequest, route: Route) {
   const { served, prompt, decision, unkeyed } = route;
   const { chain } = prompt;
+  const rung = decision.chosen && route.rung(decision.chosen);
+  const explanation = explain(decision);
   return {
     object: "route",
     model: served.name,
     base_model: served.model,
     adapter: served.adapter,
     endpoint: request.endpoint,
-    rung: decision.chosen && route.rung(decision.chosen),
+    rung,
     prompt: {
       tokens: route.promptTokens,
       tokens_estimated: prompt.exactTokens === null,
@@ -244,7 +246,11 @@ function explanationOf(request: ClientRequest, route: Route) {
     overlap_tokens: decision.chosen && route.overlapTokens(decision.chosen),
     keying_ms: route.keyingMs,
     decision_ms: route.decisionMs,
-    ...explain(decision),
+    ...explanation,
+    ranking: explanation.ranking.map((candidate, i) => {
+      const own = route.rung(decision.ranking[i]!);
+      return own === rung ? candidate : { ...candidate, rung: own };
+    }),
     log: logLines(decision),
   };
 }

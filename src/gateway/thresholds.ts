@@ -3,7 +3,7 @@
 import type { BusyThresholds } from "../fleet/types.ts";
 import type { ViewStore } from "../store/types.ts";
 import { isRecord, type JsonRecord } from "../stream/usage.ts";
-import type { Directory, ServedModel } from "./models.ts";
+import type { ServedModel } from "./models.ts";
 
 const FIELDS = {
   active_decode_blocks_threshold: "activeDecodeBlocksThreshold",
@@ -19,21 +19,27 @@ export interface ThresholdAnswer {
   readonly body: object;
 }
 
+export type ThresholdStore = Pick<ViewStore, "getThresholds" | "setThresholds">;
+
 /** `defaults`: the configured limits, in force where none was set at run time. */
 export class BusyThresholdApi {
-  private readonly store: ViewStore;
-  private readonly directory: Directory;
+  private readonly store: ThresholdStore;
+  private readonly models: () => Promise<readonly ServedModel[]>;
   private readonly defaults: BusyThresholds;
 
-  constructor(store: ViewStore, directory: Directory, defaults: BusyThresholds) {
+  constructor(
+    store: ThresholdStore,
+    models: () => Promise<readonly ServedModel[]>,
+    defaults: BusyThresholds,
+  ) {
     this.store = store;
-    this.directory = directory;
+    this.models = models;
     this.defaults = defaults;
   }
 
   /** Limits of every served base model. */
   async list(): Promise<ThresholdAnswer> {
-    const models = (await this.directory.all()).filter(({ adapter }) => adapter === null);
+    const models = (await this.models()).filter(({ adapter }) => adapter === null);
     const thresholds = await Promise.all(
       models.map(async ({ name, model }) => ({ model: name, ...(await this.limits(model)) })),
     );
@@ -73,7 +79,7 @@ export class BusyThresholdApi {
   }
 
   private async find(name: string): Promise<ServedModel | null> {
-    return (await this.directory.all()).find((served) => served.name === name) ?? null;
+    return (await this.models()).find((served) => served.name === name) ?? null;
   }
 
   private async limits(model: string): Promise<Limits> {

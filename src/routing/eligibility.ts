@@ -12,7 +12,7 @@ export interface Eligibility {
 
 export const BUSY_REASON = "busy";
 
-/** Seconds after which a client should try a busy fleet again. */
+/** Seconds after which a client should try again. */
 const RETRY_AFTER_SECONDS = 1;
 
 /** Order: unroutable as given, allowed workers, pin, required taints, busy. */
@@ -76,5 +76,7 @@ function rejectionOf(
       : "All workers are busy; retry later.";
     return new KedgeError("workers_busy", message, { retryAfterSeconds: RETRY_AFTER_SECONDS });
   }
-  return new KedgeError("no_workers", "No worker can serve this request.");
+  return new KedgeError("no_workers", "No worker can serve this request.", {
+    retryAfterSeconds: RETRY_AFTER_SECONDS,
+  });
 }
