@@ -2,6 +2,7 @@
 
 import { describe, expect, it } from "vitest";
 import {
+  awaitsEvents,
   DEFAULT_FEED,
   DEFAULT_LIVENESS,
   effectiveLoad,
@@ -35,7 +36,34 @@ describe("feed lag", () => {
     expect(heldDepth(feed(0, 120_001), 9, 4, DEFAULT_FEED)).toBe(4);
   });
 
+  it("takes the larger of what was confirmed before and what is predicted since", () => {
+    expect(heldDepth(feed(5_000, 3_000), 4, 9, DEFAULT_FEED)).toBe(9);
+    expect(heldDepth(feed(5_000, 3_000), 9, 4, DEFAULT_FEED)).toBe(9);
+    expect(heldDepth(feed(5_000, 200_000), 9, 0, DEFAULT_FEED)).toBe(0);
+  });
+
+  it("has its limits from the settings", () => {
+    const strict = { ...DEFAULT_FEED, lagEvents: 10, lagMs: 100, predictionTtlMs: 1_000 };
+    expect(feedLagging(feed(11, 0), strict)).toBe(true);
+    expect(feedLagging(feed(10, 100), strict)).toBe(false);
+    expect(predictionTtlMs(feed(11, 0), strict)).toBe(1_000);
+    expect(heldDepth(feed(0, 1_001), 9, 4, strict)).toBe(4);
+  });
+
+  it("waits for events while prompts are before the rank, known or perhaps", () => {
+    const rank = (prefillTokens: number | null, requests = 0) => ({
+      load: { activeBlocks: 9, prefillTokens, running: 1, waiting: 0 },
+      reserved: { requests, blocks: 0, prefillTokens: 0 },
+    });
+    expect(awaitsEvents(rank(0))).toBe(false);
+    expect(awaitsEvents(rank(1))).toBe(true);
+    expect(awaitsEvents(rank(null))).toBe(true);
+    expect(awaitsEvents(rank(0, 1))).toBe(true);
+  });
+
   it("lets predictions live the full TTL only where events do not come", () => {
+    expect(predictionTtlMs({ ...feed(0, 0), kvEvents: false }, DEFAULT_FEED)).toBe(120_000);
+    expect(predictionTtlMs(feed(1_001, 0), DEFAULT_FEED)).toBe(120_000);
     expect(predictionTtlMs(feed(0, 0), DEFAULT_FEED)).toBe(DEFAULT_FEED.bridgeTtlMs);
     expect(predictionTtlMs(feed(0, 9_000), DEFAULT_FEED)).toBe(120_000);
   });

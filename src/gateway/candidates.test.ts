@@ -5,7 +5,14 @@ import { defineConfig } from "../config/index.ts";
 import type { FleetRow } from "../fleet/types.ts";
 import type { PrefixChain } from "../prefix/types.ts";
 import type { LookupResult, ViewRead } from "../store/types.ts";
-import { askableKeys, candidatesOf, feedSettings, type Prompt } from "./candidates.ts";
+import {
+  askableKeys,
+  candidatesOf,
+  feedSettings,
+  type Prompt,
+  predictionLifeMs,
+  rungOf,
+} from "./candidates.ts";
 
 interface Held {
   readonly slot: number;
@@ -145,6 +152,41 @@ describe("overlap", () => {
     ];
     const [candidate] = holdings([row("a", 1)], held).candidates;
     expect(candidate).toMatchObject({ overlapBlocks: 4, hostExtensionBlocks: 6, diskExtensionBlocks: 0 });
+  });
+});
+
+describe("a lagging feed", () => {
+  const config = defineConfig();
+  const feed = feedSettings(config);
+  const lagging = { feed: { lagEvents: 1_001, lagMs: 500 } };
+  const silent = { feed: { lagEvents: 0, lagMs: 2_001 } };
+
+  it("is its own worker's: the others stay exact", () => {
+    const rungs = [
+      row("a", 1),
+      row("b", 4, lagging),
+      row("c", 7, silent),
+      row("d", 10, { kvEvents: false }),
+    ].map((one) => rungOf(one, false, config, feed));
+    expect(rungs).toEqual(["exact", "predicted", "predicted", "predicted"]);
+  });
+
+  it("gives its worker the larger of what was confirmed and what is predicted since", () => {
+    const done = {
+      load: { activeBlocks: 20, prefillTokens: 0, running: 1, waiting: 0 },
+      reserved: { requests: 0, blocks: 0, prefillTokens: 0 },
+    };
+    const held: Held[] = [1, 4].map((slot) => ({ slot, confirmed: [3, 96], predicted: [10, 320] }));
+    expect(overlaps([row("a", 1, done), row("b", 4, { ...done, ...lagging })], held)).toEqual([6, 20]);
+    const deeper: Held = { slot: 4, confirmed: [5, 160], predicted: [2, 64] };
+    expect(overlaps([row("b", 4, { ...done, ...silent })], [deeper])).toEqual([10]);
+  });
+
+  it("lets new predictions live the full time", () => {
+    expect(predictionLifeMs(row("a", 1), false, config, feed)).toBe(5_000);
+    expect(predictionLifeMs(row("a", 1, lagging), false, config, feed)).toBe(120_000);
+    expect(predictionLifeMs(row("a", 1, silent), false, config, feed)).toBe(120_000);
+    expect(predictionLifeMs(row("a", 1, { saltInEvents: false }), true, config, feed)).toBe(120_000);
   });
 });
 

@@ -134,7 +134,6 @@ export async function ladder(options: LadderOptions = {}) {
   const held: (() => void)[] = [];
   const state = { hold: false };
   const warnings: string[] = [];
-  const keptAlive: Promise<unknown>[] = [];
   const registry = new Registry();
   const app = createGateway({
     config: defineConfig({ host: "127.0.0.1", explain: true, ...options.config }),
@@ -211,7 +210,6 @@ export async function ladder(options: LadderOptions = {}) {
     store,
     plans,
     warnings,
-    keptAlive,
     call,
     chat,
     route,

@@ -1,6 +1,7 @@
 /** With the view failing, hanging, slow and back: no request fails, none waits longer than its deadline, and the rung is told (D8). */
 
 import { describe, expect, it } from "vitest";
+import { WebClient } from "../../src/gateway/client.ts";
 import { MODEL, registration } from "../e2e/gateway-fleet.ts";
 import { idle, type Ladder, type LadderOptions, ladder, type Mood } from "./harness.ts";
 
@@ -419,6 +420,36 @@ describe("writes", () => {
     const before = store.calls.reserve;
     for (let i = 0; i < 20; i++) await chat(LONG);
     expect(store.calls.reserve).toBe(before);
+  });
+});
+
+describe("an edge host", () => {
+  it("is given the writes that outlive the answer", async () => {
+    const { app, store, paid, clock } = await warm();
+    store.mood = { slowMs: 20 };
+    const kept: Promise<unknown>[] = [];
+    class EdgeClient extends WebClient {
+      waitUntil(work: Promise<unknown>): void {
+        kept.push(work);
+      }
+    }
+    const body = JSON.stringify({ model: MODEL, messages: [{ role: "user", content: LONG }] });
+    const request = new Request("http://gateway/v1/chat/completions", {
+      method: "POST",
+      body,
+      headers: { "content-type": "application/json" },
+    });
+    const answer = await paid(app.fetch(request, { client: new EdgeClient(request) }));
+    expect([answer.status, answer.costMs, kept.length]).toEqual([200, 20, 1]);
+    let written = false;
+    void kept[0]!.then(() => {
+      written = true;
+    });
+    await new Promise(setImmediate);
+    expect(written).toBe(false);
+    clock.advance(20);
+    await new Promise(setImmediate);
+    expect(written).toBe(true);
   });
 });
 
