@@ -1,4 +1,7 @@
-/** redis-server and nats-server for the suites that need them: found, or installed where Debian's packages can be. */
+/**
+ * redis-server and nats-server for the suites that need them: found, or installed where Debian's packages can be. Debian's nats-server
+ * is 2.9; the newest comes by `go install github.com/nats-io/nats-server/v2@latest` into Go's bin folder, which is searched too.
+ */
 
 import { spawnSync } from "node:child_process";
 import { existsSync, readFileSync } from "node:fs";
