@@ -79,11 +79,12 @@ export class Answer implements BodySink {
     const { scanner, out } = this;
     if (scanner === null) out.push(chunk);
     else {
+      const isComment = chunk[0] === COLON && !scanner.holding;
       scanner.push(chunk, out);
       this.lastDataMs = this.options.clock.now();
       if (scanner.started || scanner.sawPreamble) {
         if (this.guard === null) this.armGuard();
-      } else if (out.length === 0 && chunk[0] === COLON) out.push(HEARTBEAT);
+      } else if (isComment && out.length === 0) out.push(HEARTBEAT);
     }
     return this.flush();
   }

@@ -63,6 +63,11 @@ export class SseScanner {
     return this.dataEvents > 0 || this.sawDone || this.error !== null || this.usage !== null;
   }
 
+  /** The beginning of an event is kept until its end comes. */
+  get holding(): boolean {
+    return this.heldLength > 0;
+  }
+
   /** Appends to `out` what may go to the client: views of the chunk where possible, copies otherwise. Comments before the first data stay out. */
   push(chunk: Uint8Array, out: Uint8Array[]): void {
     if (this.heldLength === 0) {
