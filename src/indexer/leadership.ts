@@ -12,6 +12,8 @@ export interface LeadershipOptions {
   /** Life of the lease; it is renewed three times in that time. */
   readonly ttlMs: number;
   readonly now: () => number;
+  /** Granted or not, whoever keeps the lease is in reach. */
+  readonly onAnswer: () => void;
   readonly onChange: (state: LeaderState, before: LeaderState) => void;
   readonly onError: (error: KedgeError) => void;
 }
@@ -46,6 +48,7 @@ export class Leadership {
       () =>
         after(lease.renew(), (held) => {
           if (this.#ended) return;
+          this.#options.onAnswer();
           if (held) this.#heldSinceMs = nowMs;
           this.#become(held ? "leading" : "standby");
         }),

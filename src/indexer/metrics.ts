@@ -2,7 +2,7 @@
 
 import type { Counter, Family, Gauge, Registry } from "../telemetry/registry.ts";
 import type { IndexerFigures } from "./figures.ts";
-import type { Indexer } from "./index.ts";
+import type { Indexer } from "./indexer.ts";
 
 /** Figure → metric and its outcome label. */
 const COUNTERS: Readonly<Record<keyof IndexerFigures, readonly [metric: string, label: string]>> = {
@@ -92,5 +92,41 @@ export class IndexerMetrics {
       this.#lagEvents.remove(...labels);
       this.#lagMs.remove(...labels);
     }
+  }
+}
+
+/** What a bus over NATS says of itself. */
+export interface BusStatus {
+  readonly server: string | null;
+  readonly redelivered: number;
+  readonly undecodable: number;
+  readonly pendingAcks: number;
+  readonly consumerLag: number | null;
+}
+
+export class BusMetrics {
+  readonly #connected: Gauge;
+  readonly #logPending: Gauge;
+  readonly #pendingAcks: Gauge;
+  readonly #redelivered: Gauge;
+  readonly #undecodable: Gauge;
+
+  constructor(registry: Registry) {
+    const gauge = (name: string, help: string): Gauge =>
+      registry.gauge({ name: `kedge_indexer_${name}`, help }).labels();
+    this.#connected = gauge("nats_connected", "1 while connected to NATS.");
+    this.#logPending = gauge("log_pending", "Batches of the log still to come.");
+    this.#pendingAcks = gauge("pending_acks", "Batches heard and not yet acknowledged.");
+    this.#redelivered = gauge("redelivered", "Batches that the log delivered again.");
+    this.#undecodable = gauge("undecodable", "Messages that could not be read.");
+  }
+
+  /** To be called before the registry is read. */
+  collect(connected: boolean, status: BusStatus): void {
+    this.#connected.set(connected ? 1 : 0);
+    this.#logPending.set(status.consumerLag ?? 0);
+    this.#pendingAcks.set(status.pendingAcks);
+    this.#redelivered.set(status.redelivered);
+    this.#undecodable.set(status.undecodable);
   }
 }
