@@ -57,17 +57,23 @@ let app: ReturnType<typeof createGateway>;
 
 beforeAll(async () => {
   const store = new MemoryStore({ now: () => performance.now(), random: Math.random });
+  const idle = { activeBlocks: 0, prefillTokens: 0, running: 0, waiting: 0, publishedSequence: 0 };
+  let sequence = 0;
+  const report = (worker: string, admitted: readonly string[]) => {
+    sequence++;
+    store.report([{ worker, rank: 0, incarnation: "1", sequence, ...idle, admitted }]);
+  };
   for (const worker of ["a", "b"]) {
     store.register({ ...registration, worker });
-    const load = { activeBlocks: 0, prefillTokens: 0, running: 0, waiting: 0 };
-    store.report([{ ...registration, worker, sequence: 1, ...load, admitted: [], publishedSequence: 0 }]);
+    report(worker, []);
   }
   app = createGateway({
-    config: defineConfig({ explain: true, router: { overlapScoreWeight: 10 } }),
+    config: defineConfig({ explain: true }),
     store,
     transport: {
       send: async (plan) => {
         plans.push(plan);
+        report(plan.worker, [plan.requestId]);
         const answer = new TextEncoder().encode('{"choices":[]}');
         return {
           status: 200,
