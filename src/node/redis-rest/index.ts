@@ -389,7 +389,7 @@ class Front {
 
   private fail(response: ServerResponse, route: Route, startMs: number, thrown: unknown): void {
     const error = toKedgeError(thrown);
-    if (response.headersSent) return void response.destroy();
+    if (response.headersSent || response.destroyed) return void response.destroy();
     const { status } = error.kind;
     this.metrics.answered(route, status, (performance.now() - startMs) / 1000);
     if (error.code === "method_not_allowed") response.setHeader("allow", METHODS[route].join(", "));

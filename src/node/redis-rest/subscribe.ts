@@ -65,7 +65,7 @@ export class Subscriptions {
   }
 
   close(): void {
-    for (const response of this.open) response.destroy();
+    for (const response of this.open) response.end();
   }
 }
 
