@@ -3,7 +3,6 @@
 import { readFileSync } from "node:fs";
 import { Command, InvalidArgumentError } from "commander";
 import { KedgeError } from "../../errors/index.ts";
-import type { AllInOneLog } from "../all-in-one.ts";
 import { type ComparePlan, compare, type Fleet } from "../compare/compare.ts";
 import type { RunKey } from "../compare/curve.ts";
 import { checkMode, liveFleet, startFleet } from "../compare/fleet.ts";
@@ -11,6 +10,7 @@ import { type Probe, probe } from "../compare/probe.ts";
 import { type Progress, progress, SILENT } from "../compare/progress.ts";
 import { runJob } from "../compare/runner.ts";
 import { renderReport } from "../compare/table.ts";
+import type { NodeLog } from "../node-engines.ts";
 
 interface Options {
   readonly modes: string[];
@@ -169,7 +169,7 @@ async function run(options: Options): Promise<void> {
 function fleetOpener(options: Options, speed: number, view: Progress): (key: RunKey) => Promise<Fleet> {
   const { url, workers, profile, streamInterval, blocks = null, apiKey = null } = options;
   if (url !== undefined) return async (key) => liveFleet(key, { url, apiKey });
-  const log: AllInOneLog = (level, message) => {
+  const log: NodeLog = (level, message) => {
     if (level === "warn" || level === "error") view.say(`${level}: ${message}`);
   };
   return (key) => startFleet(key, { workers, profile, speed, blocks, streamInterval }, log);

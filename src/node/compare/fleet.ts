@@ -2,7 +2,8 @@
 
 import { defineConfig, ROUTER_MODES } from "../../config/index.ts";
 import { KedgeError } from "../../errors/index.ts";
-import { type AllInOneLog, startAllInOne } from "../all-in-one.ts";
+import { startAllInOne } from "../all-in-one.ts";
+import type { NodeLog } from "../node-engines.ts";
 import type { Fleet } from "./compare.ts";
 import type { RunKey } from "./curve.ts";
 
@@ -35,7 +36,7 @@ function splitMode(mode: string): { router: string; suffix: string } {
 }
 
 /** A gateway in this process with mock engines as children, new for every run. */
-export async function startFleet(run: RunKey, options: OwnFleetOptions, log: AllInOneLog): Promise<Fleet> {
+export async function startFleet(run: RunKey, options: OwnFleetOptions, log: NodeLog): Promise<Fleet> {
   const { router, suffix } = splitMode(run.mode);
   const config = defineConfig({
     port: 0,
