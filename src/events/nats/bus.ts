@@ -106,6 +106,9 @@ export interface NatsStatus {
 /** Shorter than the time between two agents' re-assertions, longer than any reconnect that is worth it. */
 const DUPLICATE_WINDOW_MS = 120_000;
 
+/** A server that was away is found again within this time by all who look for it. */
+const SETTLE_MS = 1_000;
+
 /** Largest message of several load reports. */
 const MAX_LOADS_BYTES = 256 * 1_024;
 
@@ -146,13 +149,15 @@ export class NatsBus implements EventBus {
   private consumption: Consumption | null = null;
   /** By their place in the log, so that one that comes again is not counted twice. */
   private readonly undone = new Map<number, LogMessage>();
-  /** Worker → its subjects' end, as heard in registrations. */
+  /** Token of a worker → end of its subjects, as heard in registrations. */
   private readonly places = new Map<string, string>();
   /** Not yet told, by what they are about. */
   private readonly notices = new Map<string, { readonly subject: string; readonly data: Uint8Array }>();
   private readonly snapshotListeners: Unsubscribe[] = [];
   private readonly sleepers = new Set<() => void>();
   private isDropping = false;
+  /** Timer of a connection so young that others may not be back yet; what is not kept in the log waits for them, or for a roll call. */
+  private settling: unknown = null;
   private readonly figures = {
     connects: 0,
     published: 0,
@@ -196,6 +201,14 @@ export class NatsBus implements EventBus {
         this.subjects.all("reg"),
         ({ subject }) => placeOf(subject),
         (place) => this.learnPlace(place),
+      );
+    }
+    if (options.role === "agent") {
+      // An indexer is there and hears.
+      this.hear(
+        this.subjects.roll,
+        () => undefined,
+        () => this.settle(),
       );
     }
     void this.live();
@@ -306,7 +319,7 @@ export class NatsBus implements EventBus {
       timeoutMs: this.options.snapshotTimeoutMs,
       onError: (error: KedgeError) => this.fail(error, "reading a snapshot"),
     };
-    const place = this.places.get(key.worker);
+    const place = this.places.get(token(key.worker));
     if (place !== undefined) {
       const answer = await askSnapshot(link, `${this.options.prefix}.snap.${place}`, key, options);
       // Nobody there: the worker may have moved to a place that was not heard of yet.
@@ -342,6 +355,7 @@ export class NatsBus implements EventBus {
 
   /** Resolves when all that was published before has reached the server, or after `timeoutMs`: false, then. */
   flush(timeoutMs = FLUSH_TIMEOUT_MS): Promise<boolean> {
+    this.settle();
     this.loads.flush();
     const done = async () => {
       await this.outbox.emptied();
@@ -373,6 +387,7 @@ export class NatsBus implements EventBus {
         ),
       );
       link.close();
+      this.end();
     }
     for (const wake of [...this.sleepers]) wake();
   }
@@ -424,9 +439,8 @@ export class NatsBus implements EventBus {
     this.link = link;
     this.figures.connects += 1;
     for (const channel of this.channels.values()) channel.attach(link);
-    for (const { subject, data } of this.notices.values()) link.publish(subject, data);
-    this.notices.clear();
-    this.loads.flush();
+    this.settling = this.options.timers.setTimeout(() => this.settle(), SETTLE_MS);
+    if (this.figures.connects === 1) this.settle();
     this.outbox.start((parcel) => link.log(parcel.subject, parcel.data, parcel.messageId));
     if (this.options.role === "agent") {
       // What was said while nobody could hear it, an indexer has missed.
@@ -440,8 +454,22 @@ export class NatsBus implements EventBus {
     this.options.onStatus?.(this.status());
   }
 
+  /** Whoever was to connect again has: what was kept for this is said. */
+  private settle(): void {
+    const { link } = this;
+    if (link === null || this.settling === null) return;
+    this.options.timers.clearTimeout(this.settling);
+    this.settling = null;
+    for (const { subject, data } of this.notices.values()) link.publish(subject, data);
+    this.notices.clear();
+    this.loads.flush();
+  }
+
   private end(): void {
+    if (this.link === null) return;
     this.link = null;
+    this.options.timers.clearTimeout(this.settling);
+    this.settling = null;
     this.outbox.stop();
     this.stopConsuming();
     this.undone.clear();
@@ -578,7 +606,7 @@ export class NatsBus implements EventBus {
 
   /** Sends now, or with the next connection; only the last word on a subject matters. */
   private notify(about: string, subject: string, data: Uint8Array): void {
-    if (this.link?.publish(subject, data)) return;
+    if (this.settling === null && this.link?.publish(subject, data)) return;
     this.notices.delete(about);
     this.notices.set(about, { subject, data });
     if (this.notices.size > MAX_KEPT_NOTICES) this.notices.delete(this.notices.keys().next().value!);
@@ -587,7 +615,7 @@ export class NatsBus implements EventBus {
   /** In halves, if they are too many for one message. */
   private sendLoads(reports: readonly LoadReport[]): boolean {
     const { link } = this;
-    if (link === null) return false;
+    if (link === null || this.settling !== null) return false;
     const data = encodeLoads(reports);
     if (data.length <= MAX_LOADS_BYTES || reports.length === 1) {
       link.publish(this.subjects.load(this.options.place), data);
