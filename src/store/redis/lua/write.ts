@@ -1,0 +1,123 @@
+/** Index writes: batches' ops, snapshots' chunks, predictions. */
+
+import { BASE } from "./base.ts";
+import { CELLS } from "./cells.ts";
+
+/** Fields of a bucket looked at per key written; dead ones go, so that at most every third of a bucket's entries is dead for long. */
+const SAMPLED = 3;
+
+/**
+ * Entries lie in 4,096 hashes, by the first two characters of the key: small hashes cost a fraction of what keys of their own would.
+ */
+export const WRITE = `
+local function storeKeys(slot, parent, keys, tokens, horizon)
+  local ends = leaseEnd(horizon)
+  if parent ~= '' then
+    -- A child never outlives its parent; below a parent that is not held nothing can be held.
+    local entry = call('HGET', tag .. 'e' .. sub(parent, 1, 2), sub(parent, 3))
+    local at = entry and cellOf(entry, slot)
+    if not at then return end
+    local parents = u32(entry, at + 5)
+    if parents <= tick then return end
+    if parents < ends then ends = parents end
+  end
+  local packed, keep = pack(ends), 2 * horizon
+  for i = 0, #keys / 11 - 1 do
+    local bucket, field = tag .. 'e' .. sub(keys, i * 11 + 1, i * 11 + 2), sub(keys, i * 11 + 3, i * 11 + 11)
+    local entry = call('HGET', bucket, field)
+    call('HSET', bucket, field, put(entry, slot, ends, packed, sub(tokens, i * 4 + 1, i * 4 + 4)))
+    call('PEXPIRE', bucket, keep)
+    if not entry then
+      local sample = call('HRANDFIELD', bucket, ${SAMPLED}, 'WITHVALUES')
+      for j = 2, #sample, 2 do
+        if u32(sample[j], 5) <= tick then call('HDEL', bucket, sample[j - 1]) end
+      end
+    end
+  end
+end
+
+local function removeKeys(slot, keys)
+  for i = 0, #keys / 11 - 1 do
+    local bucket, field = tag .. 'e' .. sub(keys, i * 11 + 1, i * 11 + 2), sub(keys, i * 11 + 3, i * 11 + 11)
+    local entry = call('HGET', bucket, field)
+    if entry then
+      local kept = living(entry)
+      local at = kept and cellOf(kept, slot)
+      if at then kept = sub(kept, 1, at - 1) .. sub(kept, at + CELL) end
+      if not kept or #kept == HEAD then
+        call('HDEL', bucket, field)
+      elseif kept ~= entry then
+        call('HSET', bucket, field, kept)
+      end
+    end
+  end
+end
+
+-- Applies count ops of 4 arguments each (what and tier, parent, keys, tokens); returns where the arguments after them begin.
+local function applyOps(group, at, count, horizon)
+  for _ = 1, count do
+    local slot = group .. sub(ARGV[at], 2, 2)
+    if sub(ARGV[at], 1, 1) == 's' then
+      storeKeys(slot, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], horizon)
+    else
+      removeKeys(slot, ARGV[at + 2])
+    end
+    at = at + 4
+  end
+  return at
+end
+`;
+
+/**
+ * Predictions are keys of their own, for they live short. One MGET and one SET per boundary; a later prediction never shortens an earlier
+ * one, and the newest token counts win.
+ */
+export const PREDICT = `
+local function predict(group, ttl, keys, tokens)
+  local ends = leaseEnd(ttl)
+  if ends <= tick or keys == '' then return end
+  local slot, packed, count = group .. '0', pack(ends), #keys / 11
+  local names = {}
+  for i = 1, count do names[i] = tag .. 'p' .. sub(keys, i * 11 - 10, i * 11) end
+  local entries = call('MGET', unpack(names))
+  for i = 1, count do
+    local entry = put(entries[i], slot, ends, packed, sub(tokens, i * 4 - 3, i * 4))
+    call('SET', names[i], entry, 'PX', (u32(entry, 5) - tick) * 100)
+  end
+end
+`;
+
+/** A prediction in one shard. ARGV: now, group, ttl ms, keys at the boundaries, tokens there. */
+export const PREDICT_SCRIPT = `${BASE}${CELLS}${PREDICT}
+if call('HEXISTS', tag .. 'w', ARGV[2]) == 1 then predict(ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]) end
+return ''
+`;
+
+/** A part of a snapshot, under a group that no reader knows yet. ARGV: now, horizon ms, group, number of ops, ops. */
+export const CHUNK_SCRIPT = `${BASE}${CELLS}${WRITE}
+applyOps(ARGV[3], 5, tonumber(ARGV[4]), tonumber(ARGV[2]))
+return ''
+`;
+
+/**
+ * Batches in one shard of several, with its own watermark. ARGV: now, horizon ms, number of batches, then of each: group, sequence,
+ * number of ops, ops. Reply: one letter per batch (a: applied, d: duplicate, g: gap). A shard that has lost its data finds a gap.
+ */
+export const APPLY_SHARD_SCRIPT = `${BASE}${CELLS}${WRITE}
+local outcomes, at, horizon = {}, 4, tonumber(ARGV[2])
+for i = 1, tonumber(ARGV[3]) do
+  local group, sequence, count = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local mark = tonumber(call('HGET', tag .. 'w', group) or nil)
+  at = at + 3
+  if not mark or sequence > mark + 1 then
+    outcomes[i], at = 'g', at + 4 * count
+  elseif sequence <= mark then
+    outcomes[i], at = 'd', at + 4 * count
+  else
+    at = applyOps(group, at, count, horizon)
+    call('HSET', tag .. 'w', group, sequence)
+    outcomes[i] = 'a'
+  end
+end
+return concat(outcomes)
+`;
