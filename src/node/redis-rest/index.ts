@@ -182,14 +182,13 @@ async function until(isTrue: () => boolean, timeoutMs: number): Promise<void> {
   while (!isTrue() && performance.now() < endMs) await new Promise((resolve) => setTimeout(resolve, POLL_MS));
 }
 
+/** Connections end once no answer is under way. Not by `closeIdleConnections`: it spares those that never had a request. */
 async function closeAll(server: Server, front: Front, backend: Backend): Promise<void> {
   const closed = new Promise<void>((resolve) => server.close(() => resolve()));
   front.subscriptions.close();
-  const idle = setInterval(() => server.closeIdleConnections(), POLL_MS);
-  const force = setTimeout(() => server.closeAllConnections(), DRAIN_MS);
+  await until(() => front.underWay === 0, DRAIN_MS);
+  server.closeAllConnections();
   await closed;
-  clearInterval(idle);
-  clearTimeout(force);
   backend.close();
 }
 
@@ -211,6 +210,8 @@ class Front {
   private readonly limits: RedisRestLimits;
   private readonly budget: BodyBudget;
   private inFlight = 0;
+  /** Answers that have not left yet, streams included. */
+  underWay = 0;
 
   constructor(backend: Backend, tokens: Tokens, limits: RedisRestLimits) {
     this.backend = backend;
@@ -222,6 +223,8 @@ class Front {
 
   async handle(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const startMs = performance.now();
+    this.underWay++;
+    response.on("close", () => this.underWay--);
     const url = request.url ?? "/";
     const at = url.indexOf("?");
     const path = at < 0 ? url : url.slice(0, at);
