@@ -1,132 +1,62 @@
-/** Benchmark of the view in memory. `node bench/store/index.ts [--json] [--quick] [--seed N]`; see README.md beside it. */
+/** Benchmark of the view: in memory and in Redis. `npm run bench:store -- [--quick] [--only memory|redis]`; see README.md beside it. */
 
 import { parseArgs } from "node:util";
-import { type LookupFigures, measureBytes, measureLookups, measurePredictions } from "./measure.ts";
-import type { Shape } from "./population.ts";
+import { measureMemory } from "./memory.ts";
+import type { Options, Verdict } from "./report.ts";
 
-/** Above this many holders in all, each chain is held by 16 of the workers instead of by all. */
-const MAX_HOLDERS = 30_000_000;
+const HELP = `bench:store [--only memory|redis] [--quick] [--seed N] [--json] [--check]
+  --only    one part: the view in memory, or the one in Redis (needs redis-server); default: both
+  --quick   fewer shapes and requests
+  --seed    of views and prompts (1)
+  --json    figures as one line of JSON
+  --check   exit with 1 if a target or budget is not met`;
 
 const { values } = parseArgs({
   options: {
-    json: { type: "boolean", default: false },
+    only: { type: "string" },
     quick: { type: "boolean", default: false },
     seed: { type: "string", default: "1" },
+    json: { type: "boolean", default: false },
+    check: { type: "boolean", default: false },
+    help: { type: "boolean", default: false },
   },
 });
-const seed = Number(values.seed);
-const say = (line: string) => {
-  if (!values.json) console.log(line);
-};
 
-function shapes(): Shape[] {
-  if (values.quick) return [4, 16].map((depths) => shapeOf(1_000_000, 512, 16, depths));
-  const all: Shape[] = [];
-  for (const entries of [1_000, 100_000, 1_000_000]) {
-    for (const promptKeys of [64, 512, 8_192]) {
-      for (const workers of [1, 16, 256]) {
-        for (const depths of [4, 16]) {
-          if (depths === 4 || workers >= 16) all.push(shapeOf(entries, promptKeys, workers, depths));
-        }
-      }
-    }
-  }
-  return all;
-}
-
-function shapeOf(entries: number, promptKeys: number, workers: number, depths: number): Shape {
-  const holders = entries * workers > MAX_HOLDERS ? 16 : workers;
-  return { entries, promptKeys, workers, holders, depths: Math.min(depths, workers) };
-}
-
-const count = (value: number) => Math.round(value).toLocaleString("en-US");
-
-function row(figures: LookupFigures): string {
-  const { shape, churn, mapWalksPerS: map } = figures;
-  return [
-    count(shape.entries).padStart(9),
-    count(shape.promptKeys).padStart(6),
-    String(shape.workers).padStart(7),
-    String(shape.holders).padStart(7),
-    String(shape.depths).padStart(6),
-    count(figures.lookupsPerS).padStart(11),
-    count(figures.lookupsPerSInterrupted).padStart(11),
-    figures.p50Us.toFixed(2).padStart(6),
-    figures.p99Us.toFixed(2).padStart(6),
-    figures.probes.toFixed(1).padStart(6),
-    count(figures.firstPerS).padStart(10),
-    figures.firstProbes.toFixed(1).padStart(6),
-    count(figures.hotPerS).padStart(10),
-    (map === null ? "" : `${(figures.lookupsPerS / map).toFixed(0)}×`).padStart(7),
-    count(figures.fillKeysPerS).padStart(10),
-    count(churn.keysPerS).padStart(10),
-    churn.batchP99Us.toFixed(1).padStart(7),
-    churn.batchMaxUs.toFixed(0).padStart(7),
-  ].join(" ");
-}
-
-const HEADER =
-  "  entries   keys workers holders depths   lookups/s interrupted p50 µs p99 µs probes    first/s probes      hot/s" +
-  "  ÷ Map fill key/s churn k/s  p99 µs  max µs";
-
-say(`seed ${seed}, Node ${process.version}; one core, one thread`);
-say(HEADER);
-// First, while nothing else was allocated that may be collected meanwhile.
-const bytesPerEntry = measureBytes(1_000_000, seed);
-measureLookups(shapeOf(20_000, 512, 16, 16), seed, values.quick); // Compiles what is measured.
-const lookups: LookupFigures[] = [];
-for (const shape of shapes()) {
-  const figures = measureLookups(shape, seed, values.quick);
-  lookups.push(figures);
-  say(row(figures));
-}
-const predictionsPerS = [512, 8_192].map((keys) => ({
-  keys,
-  perS: measurePredictions(keys, seed, values.quick),
-}));
-const targets = judge();
-
-if (values.json) {
-  console.log(
-    JSON.stringify({ seed, node: process.version, lookups, bytesPerEntry, predictionsPerS, targets }),
-  );
+if (values.help) {
+  console.log(HELP);
+} else if (!/^\d+$/.test(values.seed) || !["memory", "redis", undefined].includes(values.only)) {
+  console.error(HELP);
+  process.exitCode = 2;
 } else {
-  const { tables, process: grown } = bytesPerEntry;
-  say(
-    `\nbytes per entry, two holders, 1 M entries: ${tables.toFixed(1)} in tables, ${grown.toFixed(1)} of process`,
-  );
-  for (const { keys, perS } of predictionsPerS) {
-    say(`reserve and predict, ${count(keys)} keys: ${count(perS)}/s`);
-  }
-  say("");
-  for (const { target, value, met } of targets) say(`${met ? "met   " : "MISSED"} ${target}: ${value}`);
+  await main();
 }
 
-/** The targets of one core: 512-key prompts, 16 workers, a view of 1 M entries. */
-function judge(): { target: string; value: string; met: boolean }[] {
-  const of = (depths: number) =>
-    lookups.find(
-      ({ shape }) =>
-        shape.entries === 1_000_000 &&
-        shape.promptKeys === 512 &&
-        shape.workers === 16 &&
-        shape.depths === depths,
-    )!;
-  const few = of(4);
-  const many = of(16);
-  const least = Math.min(...[few, many].map((figures) => figures.lookupsPerS / (figures.mapWalksPerS ?? 0)));
-  return [
-    { target: "≥ 500,000 lookups/s at 4 depths", value: count(few.lookupsPerS), met: few.lookupsPerS >= 5e5 },
-    {
-      target: "≥ 100,000 lookups/s at 16 depths",
-      value: count(many.lookupsPerS),
-      met: many.lookupsPerS >= 1e5,
+async function main(): Promise<void> {
+  const { json, quick, only } = values;
+  const seed = Number(values.seed);
+  const options: Options = {
+    seed,
+    quick,
+    say: (line) => {
+      if (!json) console.log(line);
     },
-    { target: "≥ 10 × a walk over a Map", value: `${least.toFixed(1)}×`, met: least >= 10 },
-    {
-      target: "≤ 100 bytes per entry with two holders",
-      value: bytesPerEntry.process.toFixed(1),
-      met: Math.max(bytesPerEntry.process, bytesPerEntry.tables) <= 100,
+    progress: (text) => {
+      if (process.stderr.isTTY) process.stderr.write(`\r\x1b[K${text}`);
     },
-  ];
+  };
+  options.say(`seed ${seed}, Node ${process.version}`);
+  const memory = only === "redis" ? null : measureMemory(options);
+  const redis = only === "memory" ? null : await (await import("./redis/index.ts")).measureRedis(options);
+  const verdicts = [...(memory?.verdicts ?? []), ...(redis?.verdicts ?? [])];
+  options.say("");
+  for (const verdict of verdicts) options.say(lineOf(verdict));
+  if (json) {
+    const figures = { memory: memory?.figures ?? null, redis: redis?.figures ?? null };
+    console.log(JSON.stringify({ seed, node: process.version, ...figures, verdicts }));
+  }
+  if (values.check && verdicts.some(({ met }) => !met)) process.exitCode = 1;
+}
+
+function lineOf({ target, value, met }: Verdict): string {
+  return `${met ? "met    " : "NOT met"} ${target}: ${value}`;
 }

@@ -155,7 +155,7 @@ function churn({ store, chains, random, sequences }: Filled, batches: number): C
     const { worker, depth } = chain.holders[Math.floor(random() * chain.holders.length)];
     const start = Math.max(0, depth - 16);
     const op = storeOp(chain.keys, start, depth);
-    const evict = { op: "remove", tier: "device", root: 1n, keys: op.keys.slice().reverse() } as const;
+    const evict = { op: "remove", tier: "device", root: op.root, keys: op.keys.slice().reverse() } as const;
     for (const [j, each] of [evict, op].entries()) {
       sequences[worker] += 1;
       const batch = batchOf(worker, sequences[worker], each);

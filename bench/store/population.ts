@@ -91,14 +91,14 @@ export function register(store: ViewStore, workers: number): void {
 }
 
 /** Every batch that tells the view of these chains, in the order in which the workers would interleave them. */
-export function* batchesOf(chains: readonly HeldChain[]): Generator<KvBatch> {
+export function* batchesOf(chains: readonly HeldChain[], keysPerBatch = KEYS_PER_BATCH): Generator<KvBatch> {
   const sequences: number[] = [];
   for (const { keys, holders } of chains) {
     for (const { worker, depth } of holders) {
-      for (let start = 0; start < depth; start += KEYS_PER_BATCH) {
+      for (let start = 0; start < depth; start += keysPerBatch) {
         const sequence = (sequences[worker] ?? 0) + 1;
         sequences[worker] = sequence;
-        yield batchOf(worker, sequence, storeOp(keys, start, Math.min(depth, start + KEYS_PER_BATCH)));
+        yield batchOf(worker, sequence, storeOp(keys, start, Math.min(depth, start + keysPerBatch)));
       }
     }
   }
@@ -114,14 +114,14 @@ export function storeOp(chain: BigUint64Array, start: number, end: number): Stor
   return {
     op: "store",
     tier: "device",
-    root: 1n,
+    root: chain[0],
     parent: start === 0 ? null : chain[start - 1],
     keys,
     tokens,
   };
 }
 
-function registration(worker: string): Registration {
+export function registration(worker: string): Registration {
   return {
     worker,
     rank: 0,
