@@ -59,6 +59,8 @@ export class ClusterBackend implements Backend {
     this.cluster = new Cluster([...nodes], {
       // A lost command is not sent again: it may have run.
       retryDelayOnFailover: 0,
+      // CLUSTERDOWN is the caller's to know at once.
+      retryDelayOnClusterDown: 0,
       clusterRetryStrategy: retryDelayMs,
       clusterNodeRetryStrategy: retryDelayMs,
       slotsRefreshInterval: SLOTS_REFRESH_MS,
