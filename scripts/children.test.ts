@@ -7,7 +7,7 @@ import { Children } from "./children.ts";
 const started: Children[] = [];
 
 function children(onDeath: (error: Error) => void = () => undefined): Children {
-  const made = new Children(onDeath, 200);
+  const made = new Children({ onDeath, endTimeoutMs: 200 });
   started.push(made);
   return made;
 }

@@ -9,13 +9,16 @@ export interface Child {
   said<T>(match: (line: string) => T | null): Promise<T>;
 }
 
-export interface ChildOptions {
-  readonly env?: Readonly<Record<string, string>>;
+export interface ChildrenOptions {
+  /** One ended that nobody asked to; the error has its last output. */
+  readonly onDeath: (error: Error) => void;
+  readonly onLine?: (name: string, line: string) => void;
+  /** Asked to end, a process is killed after this; default 5 s. */
+  readonly endTimeoutMs?: number;
 }
 
 const OUTPUT_KEPT_LINES = 40;
 const READY_TIMEOUT_MS = 60_000;
-/** Asked to end, it is killed after this. */
 const END_TIMEOUT_MS = 5_000;
 /** For output that is still in the pipe when a process is gone; its own children may hold the pipe open. */
 const DRAIN_MS = 200;
@@ -32,23 +35,25 @@ interface Running {
  */
 export class Children {
   readonly #running: Running[] = [];
-  readonly #onDeath: (error: Error) => void;
-  readonly #endTimeoutMs: number;
+  readonly #options: ChildrenOptions;
   #ending = false;
 
-  /** `onDeath`: one ended that nobody asked to; the error has its last output. */
-  constructor(onDeath: (error: Error) => void, endTimeoutMs = END_TIMEOUT_MS) {
-    this.#onDeath = onDeath;
-    this.#endTimeoutMs = endTimeoutMs;
+  constructor(options: ChildrenOptions) {
+    this.#options = options;
   }
 
-  start(name: string, command: string, args: readonly string[], options: ChildOptions = {}): Child {
+  start(
+    name: string,
+    command: string,
+    args: readonly string[],
+    env: Readonly<Record<string, string>> = {},
+  ): Child {
     const child = spawn(command, args, {
       stdio: ["ignore", "pipe", "pipe"],
       detached: true,
-      env: { ...process.env, ...options.env },
+      env: { ...process.env, ...env },
     });
-    const output = new Output(child);
+    const output = new Output(child, (line) => this.#options.onLine?.(name, line));
     const exited = new Promise<void>((resolve) => {
       child.once("exit", () => resolve());
       child.once("error", (error) => {
@@ -60,7 +65,7 @@ export class Children {
     const death = exited.then(async () => {
       await output.drained();
       const error = new Error(`${name} ended. Its last words:\n${output.tail()}`);
-      if (!this.#ending) this.#onDeath(error);
+      if (!this.#ending) this.#options.onDeath(error);
       throw error;
     });
     death.catch(() => undefined);
@@ -74,7 +79,8 @@ export class Children {
   /** Ends all, the youngest first, one after the other: whoever still writes to another has ended when that ends. */
   async end(): Promise<void> {
     this.#ending = true;
-    for (const running of this.#running.splice(0).reverse()) await endGroup(running, this.#endTimeoutMs);
+    for (const running of this.#running.splice(0).reverse())
+      await endGroup(running, this.#options.endTimeoutMs ?? END_TIMEOUT_MS);
   }
 }
 
@@ -103,7 +109,10 @@ class Output {
   readonly #lines: string[] = [];
   readonly #waiting = new Set<(line: string) => void>();
 
-  constructor(child: ChildProcess) {
+  readonly #onLine: (line: string) => void;
+
+  constructor(child: ChildProcess, onLine: (line: string) => void) {
+    this.#onLine = onLine;
     for (const stream of [child.stdout, child.stderr]) {
       let rest = "";
       stream?.setEncoding("utf8").on("data", (text: string) => {
@@ -115,6 +124,7 @@ class Output {
   }
 
   add(line: string): void {
+    this.#onLine(line);
     this.#lines.push(line);
     if (this.#lines.length > OUTPUT_KEPT_LINES) this.#lines.shift();
     for (const waiting of this.#waiting) waiting(line);
@@ -135,6 +145,7 @@ class Output {
         const seconds = READY_TIMEOUT_MS / 1_000;
         reject(new Error(`${name} was not ready after ${seconds} s. Its last words:\n${this.tail()}`));
       }, READY_TIMEOUT_MS);
+      timer.unref();
       const look = (line: string): void => {
         const found = match(line);
         if (found === null) return;

@@ -23,6 +23,7 @@ const HELP = `dev:edge [--ports part=port,…] [--profile name] [--json]
   --ports    fixed ports for any of ${PARTS.join(", ")};
              0: any free one (default: gateway=${DEFAULT_GATEWAY_PORT}, the others free ones)
   --profile  timing of the mock engines: 8b-h100 (default), 70b-tp4-h100 or zero
+  --logs     print what the parts say
   --json     print what runs as one line of JSON`;
 
 interface Secrets {
@@ -163,7 +164,7 @@ jetstream { store_dir: "${join(this.#folder, "jetstream")}" }
     args: readonly string[],
     env: Readonly<Record<string, string>> = {},
   ): Child {
-    const child = this.#children.start(name, command, args, { env });
+    const child = this.#children.start(name, command, args, env);
     this.#pids[name] = child.pid;
     return child;
   }
@@ -183,12 +184,12 @@ function newSecrets(): Secrets {
     encoding: "utf8",
   });
   if (made.status !== 0) throw new Error(`kedge plan-key failed: ${made.stderr}`);
-  const { privateKey, jwks } = JSON.parse(made.stdout) as { privateKey: unknown; jwks: unknown };
+  const keys = JSON.parse(made.stdout) as { private: object; public: object };
   return {
     apiKey: `sk-dev-${randomBytes(18).toString("base64url")}`,
     redisToken: randomBytes(18).toString("base64url"),
-    planKey: JSON.stringify(privateKey),
-    planJwks: JSON.stringify(jwks),
+    planKey: JSON.stringify(keys.private),
+    planJwks: JSON.stringify(keys.public),
   };
 }
 
@@ -265,6 +266,7 @@ async function main(): Promise<void> {
     options: {
       ports: { type: "string", default: "" },
       profile: { type: "string", default: "8b-h100" },
+      logs: { type: "boolean", default: false },
       json: { type: "boolean", default: false },
       help: { type: "boolean", default: false },
     },
@@ -279,26 +281,31 @@ async function main(): Promise<void> {
   over.catch(() => undefined);
   process.on("SIGINT", () => stop());
   process.on("SIGTERM", () => stop());
-  const children = new Children(fail);
+  const children = new Children({
+    onDeath: fail,
+    ...(values.logs && { onLine: (name, line) => console.error(`${name.padEnd(8)} ${line}`) }),
+  });
   try {
     if (!values.json)
       console.error("kedge: starting Redis, NATS, redis-rest, the indexer, two agents and the gateway …");
     const starting = new Plane(children, folder, ports, values.profile).start();
+    starting.catch(() => undefined);
     const running = await Promise.race([starting, over]);
     if (running !== undefined) {
       console.log(values.json ? JSON.stringify(running) : banner(running));
       await over;
     }
-    starting.catch(() => undefined);
   } finally {
     await children.end();
     rmSync(folder, { recursive: true, force: true });
   }
 }
 
+// Not to wait for what an interrupted start still waits for.
 try {
   await main();
+  process.exit(0);
 } catch (error) {
   console.error(`kedge: ${error instanceof Error ? error.message : String(error)}`);
-  process.exitCode = 1;
+  process.exit(1);
 }
