@@ -7,11 +7,16 @@ import { version } from "./version.ts";
 /** Name → loader, so that a command pays only for what it uses. */
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   up: async () => (await import("./up.ts")).upCommand(),
+  gateway: async () => (await import("./gateway.ts")).gatewayCommand(),
+  agent: async () => (await import("./agent.ts")).agentCommand(),
+  "plan-key": async () => (await import("./plan-key.ts")).planKeyCommand(),
   "mock-engine": async () => (await import("./mock-engine.ts")).mockEngineCommand(),
   decide: async () => (await import("./decide.ts")).decideCommand(),
   "replay-scenario": async () => (await import("./replay-scenario.ts")).replayScenarioCommand(),
   compare: async () => (await import("./compare.ts")).compareCommand(),
   card: async () => (await import("./card.ts")).cardCommand(),
+  indexer: async () => (await import("./indexer.ts")).indexerCommand(),
+  fleet: async () => (await import("./fleet.ts")).fleetCommand(),
   "redis-rest": async () => (await import("./redis-rest.ts")).redisRestCommand(),
 };
 
