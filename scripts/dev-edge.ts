@@ -279,8 +279,7 @@ async function main(): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), "kedge-dev-edge-"));
   const { promise: over, resolve: stop, reject: fail } = Promise.withResolvers<void>();
   over.catch(() => undefined);
-  process.on("SIGINT", () => stop());
-  process.on("SIGTERM", () => stop());
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const) process.on(signal, () => stop());
   const children = new Children({
     onDeath: fail,
     ...(values.logs && { onLine: (name, line) => console.error(`${name.padEnd(8)} ${line}`) }),
