@@ -194,6 +194,7 @@ describeWithNats("with one server that stays", () => {
 
   it("says nobody at once where a worker's own agent does not have the incarnation", async () => {
     const { bus: indexer } = await connected(server.url, { role: "indexer", snapshotTimeoutMs: 60_000 });
+    await indexer.flush();
     const { bus: agent } = await connected(server.url, { role: "agent" });
     agent.serveSnapshots(() => null);
     agent.publishRegistration(registration());
