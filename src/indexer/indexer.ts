@@ -191,7 +191,8 @@ export class Indexer {
       this.#lead();
       return;
     }
-    this.#become("standby");
+    // Who leads is told when the lease answers.
+    this.#state = "standby";
     this.#leadership.tick();
   }
 
@@ -230,7 +231,7 @@ export class Indexer {
     this.#options.onState?.(state);
   }
 
-  #leaderChanged(state: LeaderState, before: LeaderState): void {
+  #leaderChanged(state: LeaderState, before: LeaderState | null): void {
     if (this.#state === "stopped") return;
     if (state === "standby") {
       void this.#retreat("standby");

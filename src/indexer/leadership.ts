@@ -14,13 +14,14 @@ export interface LeadershipOptions {
   readonly now: () => number;
   /** Granted or not, whoever keeps the lease is in reach. */
   readonly onAnswer: () => void;
-  readonly onChange: (state: LeaderState, before: LeaderState) => void;
+  /** `before`: null at the first answer. */
+  readonly onChange: (state: LeaderState, before: LeaderState | null) => void;
   readonly onError: (error: KedgeError) => void;
 }
 
 export class Leadership {
   readonly #options: LeadershipOptions;
-  #state: LeaderState = "standby";
+  #state: LeaderState | null = null;
   #renewing = false;
   #askedAtMs = Number.NEGATIVE_INFINITY;
   /** When the last renewal that was granted had been asked for. */
@@ -29,10 +30,6 @@ export class Leadership {
 
   constructor(options: LeadershipOptions) {
     this.#options = options;
-  }
-
-  get state(): LeaderState {
-    return this.#state;
   }
 
   /** To be called about once a second. */
@@ -63,7 +60,7 @@ export class Leadership {
   async release(): Promise<void> {
     this.#ended = true;
     const { lease, onError } = this.#options;
-    if (this.#state === "standby") return;
+    if (this.#state === null || this.#state === "standby") return;
     this.#state = "standby";
     try {
       await lease.release();

@@ -585,7 +585,7 @@ describe("several indexers", () => {
     expect(open.size).toBe(0);
     lease.down = false;
     await site.pass(3_000);
-    expect(site.states).toEqual(["one standby", "one leading", "one suspended", "one leading"]);
+    expect(site.states).toEqual(["one leading", "one suspended", "one leading"]);
     // What was published meanwhile comes again from a log; here it is lost and healed.
     for (let i = 0; i < 6; i++) {
       site.first.report();

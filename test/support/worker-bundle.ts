@@ -8,6 +8,8 @@ import { Miniflare, type MiniflareOptions } from "miniflare";
 
 const ROOT = join(dirname(fileURLToPath(import.meta.url)), "..", "..");
 
+const NAME = "kedge-gateway";
+
 export interface WorkerModule {
   readonly name: string;
   readonly type: "esm" | "wasm";
@@ -37,7 +39,8 @@ export async function bundleWorker(entry: string): Promise<WorkerBundle> {
     platform: "neutral",
     mainFields: ["module", "main"],
     conditions: ["workerd", "worker", "browser"],
-    external: ["cloudflare:*", "node:*"],
+    // `crypto`: where a library falls back to Node; it counts as an import of the platform.
+    external: ["cloudflare:*", "node:*", "crypto"],
     plugins: [
       {
         name: "compiled wasm",
@@ -74,6 +77,8 @@ export interface RunningWorker {
   readonly url: string;
   /** Process id of its workerd. */
   readonly pid: number;
+  /** What the Worker's isolate holds once its garbage has been collected: V8's heap and buffers outside of it. */
+  heapBytes(): Promise<number>;
   close(): Promise<void>;
 }
 
@@ -87,10 +92,11 @@ export async function runWorker(
     cf: false,
     telemetry: { enabled: false },
     host: "127.0.0.1",
+    inspectorPort: 0,
     workers: [
       {
         config: {
-          name: "kedge-gateway",
+          name: NAME,
           compatibilityDate: /^compatibility_date = "(.*)"/m.exec(toml)![1]!,
           compatibilityFlags: ["enable_request_signal"],
           manifest: {
@@ -112,7 +118,33 @@ export async function runWorker(
   };
   const miniflare = new Miniflare(options);
   const url = await miniflare.ready;
-  return { url: url.origin, pid: workerdPid(), close: () => miniflare.dispose() };
+  const inspector = await miniflare.getInspectorURL();
+  return {
+    url: url.origin,
+    pid: workerdPid(),
+    heapBytes: () => heapBytes(new URL(`/core:user:${NAME}`, inspector)),
+    close: () => miniflare.dispose(),
+  };
+}
+
+async function heapBytes(inspector: URL): Promise<number> {
+  const socket = new WebSocket(inspector);
+  await new Promise((resolve, reject) => {
+    socket.onopen = resolve;
+    socket.onerror = reject;
+  });
+  const ask = (id: number, method: string) =>
+    new Promise<Readonly<Record<string, number>>>((resolve) => {
+      socket.addEventListener("message", ({ data }) => {
+        const message = JSON.parse(String(data));
+        if (message.id === id) resolve(message.result);
+      });
+      socket.send(JSON.stringify({ id, method }));
+    });
+  await ask(1, "HeapProfiler.collectGarbage");
+  const { usedSize = 0, backingStorageSize = 0 } = await ask(2, "Runtime.getHeapUsage");
+  socket.close();
+  return usedSize + backingStorageSize;
 }
 
 /** The newest workerd that this process started. */

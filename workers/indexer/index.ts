@@ -1,5 +1,6 @@
 /** The Worker in front of the indexer's Durable Object: a cron trigger starts it, operators with an API key look at it. */
 
+import type { KedgeConfig } from "../../src/config/index.ts";
 import { KedgeError, toKedgeError } from "../../src/errors/index.ts";
 import { errorHeaders, errorJson } from "../../src/gateway/answers.ts";
 import { createAuthenticator, webSha256 } from "../../src/gateway/auth.ts";
@@ -20,7 +21,13 @@ export default {
   },
 
   async scheduled(_event: unknown, env: IndexerBindings): Promise<void> {
-    await objectOf(env).fetch("https://indexer/start", { method: "POST" });
+    try {
+      await objectOf(env, readConfig(env)).fetch("https://indexer/start", { method: "POST" });
+    } catch (thrown) {
+      console.error(
+        JSON.stringify({ level: "error", message: `The indexer cannot start: ${String(thrown)}` }),
+      );
+    }
   },
 };
 
@@ -37,12 +44,11 @@ async function answer(request: Request, env: IndexerBindings): Promise<Response>
   if (method === undefined)
     throw new KedgeError("not_found", "There are POST /start, GET /status and GET /metrics.");
   if (request.method !== method) throw new KedgeError("method_not_allowed", `${pathname} takes ${method}.`);
-  return objectOf(env).fetch(`https://indexer${pathname}`, { method });
+  return objectOf(env, config).fetch(`https://indexer${pathname}`, { method });
 }
 
 /** One object per region. */
-function objectOf(env: IndexerBindings): ObjectStub {
-  const { INDEXER, INDEXER_LOCATION } = env;
-  const id = INDEXER.idFromName(readConfig(env).place.region);
+function objectOf({ INDEXER, INDEXER_LOCATION }: IndexerBindings, { place }: KedgeConfig): ObjectStub {
+  const id = INDEXER.idFromName(place.region);
   return INDEXER.get(id, INDEXER_LOCATION === undefined ? {} : { locationHint: INDEXER_LOCATION });
 }
