@@ -421,6 +421,30 @@ describeWithRedis("limits and bad input", () => {
     }
   });
 
+  it("with more bodies or requests under way than allowed, more are turned away, and none leaks its place", async () => {
+    const redis = `redis://127.0.0.1:${rig().redis.port}`;
+    const tight = await startRedisRest({
+      redis,
+      token: TOKEN,
+      port: 0,
+      limits: { maxBodyBytesInFlight: 1_000, maxRequestsInFlight: 2 },
+    });
+    try {
+      for (let i = 0; i < 5; i++) {
+        expect((await post(tight, "/", ["ECHO", "x".repeat(900)])).status).toBe(200);
+        expect((await post(tight, "/", ["ECHO", "x".repeat(1_100)])).status).toBe(503);
+      }
+      const wait = ["EVAL", "for i = 1, 5000000 do end return 1", 0];
+      const running = [post(tight, "/", wait), post(tight, "/", wait)];
+      await eventually(() => tight.stats().commands === 7);
+      expect((await post(tight, "/", ["PING"])).status).toBe(503);
+      expect((await Promise.all(running)).map(({ status }) => status)).toEqual([200, 200]);
+      expect((await post(tight, "/", ["PING"])).status).toBe(200);
+    } finally {
+      await tight.close();
+    }
+  });
+
   it("garbage instead of HTTP harms nobody", async () => {
     for (const text of [
       "\u0000\u0001\u0002\r\n\r\n",
@@ -483,6 +507,21 @@ describeWithRedis("subscriptions", () => {
       retry.abort();
       return status === 200;
     });
+  });
+
+  it("a subscriber that does not read is let go", async () => {
+    const direct = new Redis(rig().redis.port, "127.0.0.1");
+    const deaf = connect(Number(new URL(rest().url).port), "127.0.0.1");
+    deaf.on("error", () => undefined);
+    deaf.pause();
+    deaf.write(`GET /subscribe/flood HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ${TOKEN}\r\n\r\n`);
+    const listeners = async (): Promise<number> =>
+      Number(((await direct.pubsub("NUMSUB", "flood")) as [string, number])[1]);
+    await eventually(async () => (await listeners()) === 1);
+    const message = "x".repeat(1024 * 1024);
+    await eventually(async () => (await direct.publish("flood", message)) === 0);
+    deaf.destroy();
+    direct.disconnect();
   });
 
   it("no channel is a bad request", async () => {
