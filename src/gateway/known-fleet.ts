@@ -48,11 +48,18 @@ export class KnownFleet {
   /** What was known before the view was emptied, until it has filled again. */
   private before: RowsByModel | null = null;
   private refilledAtMs = Number.POSITIVE_INFINITY;
+  /** Rows as they are when nothing is believed of their load any more; made once per outage. */
+  private readonly aged = new WeakMap<readonly FleetRow[], readonly FleetRow[]>();
 
   /** `now`: monotonic milliseconds. `seed`: what is known before the first read. */
   constructor(now: () => number, seed: readonly Registration[] = []) {
     this.now = now;
     this.models = byModel(seed.map(seedRow), Number.NEGATIVE_INFINITY);
+  }
+
+  /** True: nobody was ever known. */
+  get isEmpty(): boolean {
+    return this.models.size === 0 && this.before === null;
   }
 
   /** Takes note of one model's rows as the view has them; returns those to be routed over. */
@@ -88,9 +95,18 @@ export class KnownFleet {
     return {
       epoch: this.epoch,
       lookup: NO_HOLDERS,
-      fleet: recent ? rows : rows.map((row) => ({ ...row, load: UNKNOWN_LOAD, reserved: NOTHING_RESERVED })),
+      fleet: recent ? rows : this.withoutLoad(rows),
       thresholds: this.thresholds.get(model) ?? NO_THRESHOLDS,
     };
+  }
+
+  private withoutLoad(rows: readonly FleetRow[]): readonly FleetRow[] {
+    let aged = this.aged.get(rows);
+    if (aged === undefined) {
+      aged = rows.map((row) => ({ ...row, load: UNKNOWN_LOAD, reserved: NOTHING_RESERVED }));
+      this.aged.set(rows, aged);
+    }
+    return aged;
   }
 
   /** Another epoch is another view: slots of the one before mean nothing in it, but its workers are likely to be there still. */

@@ -11,6 +11,8 @@ import { QuietLog } from "./quiet-log.ts";
 /** After so many failures in a row nobody waits for the view any more but one request per pause. */
 const FAILURES_TO_PAUSE = 3;
 const PAUSE_MS = 1_000;
+/** While no fleet at all is known there is nothing to fall back to, and the first answer of a view may take several round trips. */
+const COLD_DEADLINE_MS = 500;
 /** A timer that fires later than this was kept waiting by the process itself. */
 const OVERSLEPT_MS = 5;
 /** For settings, which nobody's prompt waits for. */
@@ -69,7 +71,8 @@ export class ViewGuard {
   /** Rows of all models, from a copy of at most `maxAgeMs`. Null: out of reach, in time; never rejects. */
   fleet(maxAgeMs: number, budget: ViewBudget): MaybePromise<readonly FleetRow[] | null> {
     const keep = (rows: readonly FleetRow[]) => this.known.takeAll(this.store.epoch, rows);
-    return this.ask(() => this.fly(maxAgeMs), budget, keep);
+    const limit = this.known.isEmpty ? { leftMs: Math.max(COLD_DEADLINE_MS, this.deadlineMs) } : budget;
+    return this.ask(() => this.fly(maxAgeMs), limit, keep);
   }
 
   /** Reads or writes a setting. Errors: `view_unavailable`, in time. */

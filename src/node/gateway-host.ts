@@ -40,6 +40,8 @@ export interface GatewayHost {
 
 /** Names of a remote view are checked by the read that follows. */
 const DIRECTORY_MAX_AGE_MS = 10_000;
+/** How long the answer of a view that is slow is waited for, though no request waits. */
+const LATE_ANSWER_MS = 500;
 
 /** Errors: `config_invalid` with every setting that a gateway of its own needs and has not. */
 export function requireGatewaySettings({ store, plan }: KedgeConfig): void {
@@ -99,6 +101,8 @@ export async function startGatewayHost(options: GatewayHostOptions): Promise<Gat
       throw cannotListen(thrown, host, port);
     },
   );
+  // Who knows the fleet from the start can do without the view from then on.
+  await app.request("/ready");
   return {
     url: served.url,
     close: async () => {
@@ -109,8 +113,15 @@ export async function startGatewayHost(options: GatewayHostOptions): Promise<Gat
   };
 }
 
+/** The gateway itself keeps requests to their deadline; an answer that comes later still tells of the fleet. */
 function openView(config: KedgeConfig): RedisStore {
-  return new RedisStore({ ...redisStoreOptions(config), clock: monotonicClock, random: Math.random });
+  const options = redisStoreOptions(config);
+  return new RedisStore({
+    ...options,
+    deadlineMs: Math.max(LATE_ANSWER_MS, options.deadlineMs),
+    clock: monotonicClock,
+    random: Math.random,
+  });
 }
 
 /** The setting holds the list itself or names a file with it. Errors: `config_invalid`. */

@@ -213,21 +213,20 @@ export const isPoolMember = cluster.isWorker;
 export async function serveInPool(start: (metricsText: MetricsPage) => Promise<PoolMember>): Promise<void> {
   process.on("SIGINT", () => {});
   process.on("SIGTERM", () => {});
-  const page = new MetricsPage();
+  const stopped = new Promise<void>((resolve) => {
+    process.on("message", (message: ToMember) => {
+      if (message.pool === "stop") resolve();
+    });
+  });
   let member: PoolMember;
   try {
-    member = await start(page);
+    member = await start(new MetricsPage());
   } catch (thrown) {
     const { code, message } =
       thrown instanceof KedgeError ? thrown : { code: "internal_error" as const, message: String(thrown) };
     await say({ pool: "failed", code, message });
     process.exit(1);
   }
-  const stopped = new Promise<void>((resolve) => {
-    process.on("message", (message: ToMember) => {
-      if (message.pool === "stop") resolve();
-    });
-  });
   await say({ pool: "ready", url: member.url });
   await stopped;
   await member.close();
