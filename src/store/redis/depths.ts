@@ -2,42 +2,58 @@
 
 import { boundaryAt } from "../../prefix/boundaries.ts";
 import type { LookupResult } from "../types.ts";
-import { unpackNumber } from "./packing.ts";
+import { digitAt, firstSlotOf, unpackNumber, unpackRate } from "./packing.ts";
 
-/** Characters of a cell: group and tier, tokens. */
-const CELL_CHARS = 9;
+/** Characters of tokens, of tokens per key. */
+const TOKEN_CHARS = 4;
+const RATE_CHARS = 8;
+const GROUP_CHARS = 4;
 
-/** `confirmed`, `predicted`: runs of `depth:cells`; `figures`: `probes truncated`. Only slots of groups that are `live` count. */
+/**
+ * `confirmed`, `predicted`: runs of `depth:cells`; `figures`: `probes truncated`. A cell is a group, a tier and tokens, a group its name or,
+ * if there are `places`, one digit that is its place among them. Only slots of groups that are `live` count.
+ */
 export function unpackLookup(
   confirmed: string,
   predicted: string,
   figures: string,
+  places: readonly string[] | null,
   live: (group: string) => boolean,
 ): LookupResult {
-  const rowOf = new Map<string, number>();
-  const rows: number[][] = [];
-  const place = (text: string, column: number, depthOf: (count: number) => number) => {
+  const rowOf = new Map<number, number[]>();
+  const groupChars = places === null ? GROUP_CHARS : 1;
+  const each = (
+    text: string,
+    tokenChars: number,
+    act: (row: number[], count: number, tokensAt: number) => void,
+  ) => {
     if (text === "") return;
-    for (const run of text.split(";")) {
-      const colon = run.indexOf(":");
-      const depth = depthOf(Number(run.slice(0, colon)));
-      for (let at = colon + 1; at < run.length; at += CELL_CHARS) {
-        if (!live(run.slice(at, at + 4))) continue;
-        const slot = run.slice(at, at + 5);
+    const colons = /(\d+):([^;]*)/g;
+    for (const run of text.matchAll(colons)) {
+      const end = run.index + run[0].length;
+      for (let at = end - run[2].length; at < end; at += groupChars + 1 + tokenChars) {
+        const group = places === null ? text.slice(at, at + GROUP_CHARS) : places[digitAt(text, at)];
+        if (group === undefined || !live(group)) continue;
+        const slot = firstSlotOf(group) + Number(text[at + groupChars]);
         let row = rowOf.get(slot);
         if (row === undefined) {
-          row = rows.length;
+          row = [slot, 0, 0, 0, 0];
           rowOf.set(slot, row);
-          rows.push([3 * unpackNumber(slot, 0) + Number(slot[4]), 0, 0, 0, 0]);
         }
-        rows[row][column] = depth;
-        rows[row][column + 1] = unpackNumber(run, at + 5);
+        act(row, Number(run[1]), at + groupChars + 1);
       }
     }
   };
-  place(confirmed, 1, (count) => count);
-  place(predicted, 3, (count) => boundaryAt(count - 1));
+  each(confirmed, TOKEN_CHARS, (row, depth, at) => {
+    row[1] = depth;
+    row[2] = unpackNumber(confirmed, at);
+  });
+  each(predicted, RATE_CHARS, (row, boundaries, at) => {
+    row[3] = boundaryAt(boundaries - 1);
+    row[4] = Math.round(row[3] * unpackRate(predicted, at));
+  });
   const [probes, truncated] = figures.split(" ");
+  const rows = [...rowOf.values()];
   const column = (index: number) => Uint32Array.from(rows, (row) => row[index]);
   return {
     count: rows.length,

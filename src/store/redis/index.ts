@@ -44,15 +44,7 @@ import { APPLY_SHARD_SCRIPT, CHUNK_SCRIPT, PREDICT_SCRIPT } from "./lua/write.ts
 import { checkOps, chunked, joined, packOps } from "./ops.ts";
 import type { RedisStoreOptions } from "./options.ts";
 import { OwnReservations } from "./own-reservations.ts";
-import {
-  asciiJson,
-  asciiName,
-  packBoundaryKeys,
-  packBoundaryTokens,
-  packKeys,
-  shardOf,
-  slotsOf,
-} from "./packing.ts";
+import { asciiJson, asciiName, packBoundaryKeys, packKeys, packRate, shardOf, slotsOf } from "./packing.ts";
 import { restPipeline } from "./rest.ts";
 import {
   CARD_HASH_CHARS,
@@ -150,10 +142,11 @@ export class RedisStore implements ViewStore {
         ? await this.copyOf(model, head, deadline)
         : { head, rows: parseRows(rowsText), atMs };
       const isLive = (group: string) => copy.rows.has(group) && this.roster.of(group) !== undefined;
+      const isPlaced = !isLarge && this.options.shards === 1;
       const [confirmed = "", predicted = "", figures = "0 0"] = found;
       return {
         epoch: head.epoch,
-        lookup: unpackLookup(confirmed, predicted, figures, isLive),
+        lookup: unpackLookup(confirmed, predicted, figures, isPlaced ? [...copy.rows.keys()] : null, isLive),
         fleet: this.rowsOf(this.roster.membersOf(model), copy, isLarge),
         thresholds: thresholdsOf(thresholds),
       };
@@ -242,7 +235,7 @@ export class RedisStore implements ViewStore {
         : [
             String(Math.round(prediction.ttlMs)),
             packBoundaryKeys(prediction.keys),
-            packBoundaryTokens(prediction.keys.length, prediction.tokensPerKey),
+            packRate(prediction.tokensPerKey),
           ];
     const load = [
       isShared ? requestId : "",

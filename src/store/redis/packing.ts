@@ -39,12 +39,17 @@ export function packBoundaryKeys(keys: BigUint64Array): string {
   return ascii.decode(out);
 }
 
-/** Estimated tokens at the boundaries of a prompt. */
-export function packBoundaryTokens(length: number, tokensPerKey: number): string {
-  const count = boundaryCount(length);
-  const tokens = new Array<number>(count);
-  for (let i = 0; i < count; i++) tokens[i] = Math.round(boundaryAt(i) * tokensPerKey);
-  return packNumbers(tokens);
+/** Fractions of a token are kept to 36 bits, which no rounding of tokens at a depth can tell from all. */
+const RATE_UNIT = 2 ** 36;
+
+/** Tokens per key, below 4,096, in 8 characters. */
+export function packRate(tokensPerKey: number): string {
+  const units = Math.round(Math.max(0, Math.min(tokensPerKey, 4_095)) * RATE_UNIT);
+  return packNumbers([Math.floor(units / 2 ** 24), units % 2 ** 24]);
+}
+
+export function unpackRate(text: string, at: number): number {
+  return (unpackNumber(text, at) * 2 ** 24 + unpackNumber(text, at + 4)) / RATE_UNIT;
 }
 
 /** Numbers, 4 characters each; those above 2^24 − 1 count as that. */
@@ -63,16 +68,23 @@ export function packNumbers(numbers: ArrayLike<number>): string {
 /** The number that the 4 characters from `at` on stand for. */
 export function unpackNumber(text: string, at: number): number {
   return (
-    (valueAt(text, at) << 18) |
-    (valueAt(text, at + 1) << 12) |
-    (valueAt(text, at + 2) << 6) |
-    valueAt(text, at + 3)
+    (digitAt(text, at) << 18) |
+    (digitAt(text, at + 1) << 12) |
+    (digitAt(text, at + 2) << 6) |
+    digitAt(text, at + 3)
   );
+}
+
+/** Slot of the first tier of a group, whose name has its lowest digit first. */
+export function firstSlotOf(group: string): number {
+  let number = 0;
+  for (let at = 3; at >= 0; at--) number = number * 64 + digitAt(group, at);
+  return number * TIERS.length;
 }
 
 /** A group's slots: one per tier. */
 export function slotsOf(group: string): Readonly<Record<Tier, number>> {
-  const first = unpackNumber(group, 0) * TIERS.length;
+  const first = firstSlotOf(group);
   return { device: first, host: first + 1, disk: first + 2 };
 }
 
@@ -118,6 +130,7 @@ function packWords(out: Uint8Array, at: number, low: number, high: number): void
   out[at + 10] = CODES[(b7 & 15) << 2];
 }
 
-function valueAt(text: string, at: number): number {
+/** The value of one character of base64url. */
+export function digitAt(text: string, at: number): number {
   return VALUES[text.charCodeAt(at) & 127];
 }

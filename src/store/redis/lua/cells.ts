@@ -2,11 +2,12 @@
 
 /**
  * An entry is the tick at which its soonest lease ends (it may be given too early), the tick at which its latest ends (it may be given too
- * late), then one cell per holder: slot (group of 4 characters, tier 0–2), end of the lease, tokens. Ticks are 4 bytes, tokens 4
- * characters of base64url that go from writer to reader as they are: scripts never decode keys, slots or tokens.
+ * late), then one cell per holder: slot (group of 4 characters, tier 0–2), end of the lease, tokens. Ticks are 4 bytes. Tokens are base64url
+ * that goes from writer to reader as it is; scripts never decode keys, slots or tokens. Confirmed holders have 4 characters, their tokens;
+ * predicted ones 8, the tokens per key: so entries with the same holders are the same text, which Lua keeps only once.
  */
 export const CELLS = `
-local HEAD, CELL = 8, 13
+local HEAD, CONFIRMED, PREDICTED = 8, 13, 17
 
 local function u32(text, at)
   local a, b, c, d = byte(text, at, at + 3)
@@ -17,28 +18,28 @@ local function pack(n)
   return char(floor(n / 16777216) % 256, floor(n / 65536) % 256, floor(n / 256) % 256, n % 256)
 end
 
--- How many leases have not ended.
-local function holders(entry)
+-- How many leases have not ended. size: of a cell, as everywhere here.
+local function holders(entry, size)
   if not entry then return 0 end
-  if u32(entry, 1) > tick then return (#entry - HEAD) / CELL end
+  if u32(entry, 1) > tick then return (#entry - HEAD) / size end
   if u32(entry, 5) <= tick then return 0 end
   local count = 0
-  for at = HEAD + 1, #entry, CELL do
+  for at = HEAD + 1, #entry, size do
     if u32(entry, at + 5) > tick then count = count + 1 end
   end
   return count
 end
 
 -- The entry without ended leases; nil if none is left.
-local function living(entry)
+local function living(entry, size)
   if u32(entry, 1) > tick then return entry end
   if u32(entry, 5) <= tick then return nil end
   local kept, count, soonest, latest = {}, 0, 4294967295, 0
-  for at = HEAD + 1, #entry, CELL do
+  for at = HEAD + 1, #entry, size do
     local ends = u32(entry, at + 5)
     if ends > tick then
       count = count + 1
-      kept[count] = sub(entry, at, at + CELL - 1)
+      kept[count] = sub(entry, at, at + size - 1)
       if ends < soonest then soonest = ends end
       if ends > latest then latest = ends end
     end
@@ -48,23 +49,23 @@ local function living(entry)
 end
 
 -- Where a slot's cell begins.
-local function cellOf(entry, slot)
+local function cellOf(entry, slot, size)
   local at = find(entry, slot, HEAD + 1, true)
-  while at and (at - HEAD - 1) % CELL ~= 0 do at = find(entry, slot, at + 1, true) end
+  while at and (at - HEAD - 1) % size ~= 0 do at = find(entry, slot, at + 1, true) end
   return at
 end
 
 -- Makes slot a holder until the tick ends (packed: the same in 4 bytes), or extends its lease; no lease is ever shortened.
-local function put(entry, slot, ends, packed, tokens)
-  entry = entry and living(entry)
+local function put(entry, slot, ends, packed, tokens, size)
+  entry = entry and living(entry, size)
   if not entry then return packed .. packed .. slot .. packed .. tokens end
   local soonest, latest = sub(entry, 1, 4), sub(entry, 5, 8)
   if ends < u32(entry, 1) then soonest = packed end
   if ends > u32(entry, 5) then latest = packed end
-  local at = cellOf(entry, slot)
+  local at = cellOf(entry, slot, size)
   if not at then return soonest .. latest .. sub(entry, HEAD + 1) .. slot .. packed .. tokens end
   local lease = packed
   if u32(entry, at + 5) > ends then lease = sub(entry, at + 5, at + 8) end
-  return soonest .. latest .. sub(entry, HEAD + 1, at + 4) .. lease .. tokens .. sub(entry, at + CELL)
+  return soonest .. latest .. sub(entry, HEAD + 1, at + 4) .. lease .. tokens .. sub(entry, at + size)
 end
 `;

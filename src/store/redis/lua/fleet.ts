@@ -66,7 +66,7 @@ markRetired(id, incarnation, horizon)
 return group
 `;
 
-/** … request (empty: predict only), blocks, prefill tokens, reservation ttl ms, prediction ttl ms, keys at the boundaries, tokens there. */
+/** … request (empty: predict only), blocks, prefill tokens, reservation ttl ms, prediction ttl ms, keys at the boundaries, tokens per key. */
 export const RESERVE_SCRIPT = `${BASE}${CELLS}${ROWS}${PREDICT}${RANK}
 local row = current(id, incarnation)
 if not row then return '' end
@@ -167,19 +167,20 @@ return concat(replies)
 
 /**
  * ARGV: now, model, most rows, keys, boundaries. Reply: `epoch version heartbeat-age number-of-rows`, rows (none if there are more),
- * thresholds, confirmed, predicted, `probes truncated`; without the last three if there is no index under this tag.
+ * thresholds, confirmed, predicted, `probes truncated`; without the last three if there is no index under this tag. Where there are rows,
+ * the lookup names a group by one digit, its row's place.
  */
 const ROWS_ONLY = `
 local count = call('HLEN', tag .. 'd' .. ARGV[2])
-local rows, spent = '', 0
-if count > 0 and count <= tonumber(ARGV[3]) then rows, spent = readRows(ARGV[2]) end
+local rows, spent, places = '', 0, nil
+if count > 0 and count <= tonumber(ARGV[3]) then rows, spent, places = readRows(ARGV[2]) end
 local reply = { headOf() .. ' ' .. count, rows, call('HGET', tag .. 't', ARGV[2]) or '' }
 `;
 export const ROWS_SCRIPT = `${BASE}${ROWS}${READ_ROWS}${ROWS_ONLY}
 return reply
 `;
 export const READ_SCRIPT = `${BASE}${CELLS}${LOOKUP}${ROWS}${READ_ROWS}${ROWS_ONLY}
-reply[4], reply[5], reply[6] = lookup(ARGV[4], tonumber(ARGV[5]), ${MAX_PROBES} - spent)
+reply[4], reply[5], reply[6] = lookup(ARGV[4], tonumber(ARGV[5]), ${MAX_PROBES} - spent, places)
 return reply
 `;
 

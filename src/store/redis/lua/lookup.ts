@@ -27,10 +27,10 @@ local function boundary(index)
 end
 
 -- found: depths, slots and tokens side by side. Returns the probes spent and whether they ran out.
-local function search(length, limit, entryAt, found)
+local function search(length, limit, entryAt, size, found)
   local low, high, highCount = 0, length, 0
   local entry = entryAt(0)
-  local count = holders(entry)
+  local count = holders(entry, size)
   local spent, truncated = 1, false
   if count == 0 then return spent, truncated end
   local stack, top = {}, 0
@@ -41,7 +41,7 @@ local function search(length, limit, entryAt, found)
       local middle = floor((low + high) / 2)
       local other = entryAt(middle)
       spent = spent + 1
-      local otherCount = holders(other)
+      local otherCount = holders(other, size)
       if otherCount == highCount then
         high = middle
       else
@@ -61,9 +61,9 @@ local function search(length, limit, entryAt, found)
       if not seen[slot] and (fresh or u32(entry, at + 5) > tick) then
         seen[slot] = true
         rows, placed, left = rows + 1, placed + 1, left - 1
-        depths[rows], slots[rows], tokens[rows] = low + 1, slot, sub(entry, at + 9, at + 12)
+        depths[rows], slots[rows], tokens[rows] = low + 1, slot, sub(entry, at + 9, at + size - 1)
       end
-      at = at + CELL
+      at = at + size
     end
     if top == 0 then return spent, truncated end
     local frame = stack[top]
@@ -72,7 +72,7 @@ local function search(length, limit, entryAt, found)
   end
 end
 
--- Groups of the slots that are not inert.
+-- Groups of the slots that are not inert, by name.
 local function liveGroups(one, other)
   local known, groups, count = {}, {}, 0
   for _, slots in ipairs({ one, other }) do
@@ -89,7 +89,7 @@ local function liveGroups(one, other)
   for first = 1, count, 1000 do
     local last = math.min(first + 999, count)
     local marks = call('HMGET', tag .. 'w', unpack(groups, first, last))
-    for i = first, last do live[groups[i]] = marks[i - first + 1] end
+    for i = first, last do live[groups[i]] = marks[i - first + 1] and groups[i] end
   end
   return live
 end
@@ -98,21 +98,23 @@ local function answer(found, live)
   local parts, count, last = {}, 0, 0
   local depths, slots, tokens = found[1], found[2], found[3]
   for row = 1, #slots do
-    if live[sub(slots[row], 1, 4)] then
+    local group = live[sub(slots[row], 1, 4)]
+    if group then
       if depths[row] ~= last then
         last = depths[row]
         parts[count + 1], parts[count + 2], parts[count + 3] = ';', last, ':'
         count = count + 3
       end
-      parts[count + 1], parts[count + 2] = slots[row], tokens[row]
-      count = count + 2
+      parts[count + 1], parts[count + 2], parts[count + 3] = group, sub(slots[row], 5), tokens[row]
+      count = count + 3
     end
   end
   return concat(parts, '', count > 0 and 2 or 1)
 end
 
--- keys: 11 characters each; boundaries: how many of them a prediction could have been written at. Returns confirmed, predicted, figures.
-local function lookup(keys, boundaries, limit)
+-- keys: 11 characters each; boundaries: how many of them a prediction could have been written at; live: names of the groups that are not
+-- inert, nil: their own. Returns confirmed, predicted, figures.
+local function lookup(keys, boundaries, limit, live)
   if keys == '' then return '', '', '0 0' end
   local function confirmedAt(position)
     local at = position * 11
@@ -123,9 +125,9 @@ local function lookup(keys, boundaries, limit)
     return call('GET', tag .. 'p' .. sub(keys, at + 1, at + 11))
   end
   local predicted, confirmed = { {}, {}, {} }, { {}, {}, {} }
-  local spent, cut = search(boundaries, ${PREDICTION_PROBES}, predictedAt, predicted)
-  local more, cutToo = search(#keys / 11, limit - spent, confirmedAt, confirmed)
-  local live = liveGroups(confirmed[2], predicted[2])
+  local spent, cut = search(boundaries, ${PREDICTION_PROBES}, predictedAt, PREDICTED, predicted)
+  local more, cutToo = search(#keys / 11, limit - spent, confirmedAt, CONFIRMED, confirmed)
+  live = live or liveGroups(confirmed[2], predicted[2])
   local figures = (spent + more) .. ' ' .. ((cut or cutToo) and 1 or 0)
   return answer(confirmed, live), answer(predicted, live), figures
 end

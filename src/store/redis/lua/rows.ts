@@ -66,7 +66,7 @@ local function digit(n)
   return sub(DIGITS, n + 1, n + 1)
 end
 
--- Three slots, one per tier, that nobody can name any more.
+-- Three slots, one per tier, that nobody can name any more. The digit that differs most comes first: cells are found quicker.
 local function allot()
   local waiting = call('LINDEX', tag .. 'g', 0)
   if waiting then
@@ -77,7 +77,7 @@ local function allot()
     end
   end
   local n = call('HINCRBY', tag .. 'c', 'next', 1)
-  return digit(floor(n / 262144)) .. digit(floor(n / 4096)) .. digit(floor(n / 64)) .. digit(n)
+  return digit(n) .. digit(floor(n / 64)) .. digit(floor(n / 4096)) .. digit(floor(n / 262144))
 end
 
 local function retireGroup(group, horizon)
@@ -172,10 +172,10 @@ local function amount(text)
   return text == '0' and '' or text
 end
 
--- Returns the rows, joined by ';', and the commands spent for repairs.
+-- Returns the rows, joined by ';', the commands spent for repairs, and which digit stands for which group's place.
 local function readRows(model)
   local all = call('HGETALL', tag .. 'd' .. model)
-  local rows, repaired = {}, 0
+  local rows, repaired, places = {}, 0, {}
   for i = 2, #all, 2 do
     local text = all[i]
     local group, heard, _, watermark, published, missing, since, _, active, prefill, running, waiting, requests, blocks, reserved,
@@ -188,12 +188,13 @@ local function readRows(model)
       requests, blocks, reserved = row[REQUESTS] .. '', row[BLOCKS] .. '', row[RESERVED] .. ''
     end
     local silent, lag, behind = now - heard, published - watermark, missing ~= '0' and now - since or 0
+    places[group] = digit(i / 2 - 1)
     rows[i / 2] = concat({
       group .. (silent > 0 and silent or ''), lag > 0 and lag or '', behind > 0 and behind or '', amount(active), amount(prefill),
       amount(running), amount(waiting), amount(requests), amount(blocks), amount(reserved),
     }, ',')
   end
-  return concat(rows, ';'), 3 * repaired
+  return concat(rows, ';'), 3 * repaired, places
 end
 
 -- Epoch, version, ms since the indexer's heartbeat (-: never).

@@ -1,6 +1,6 @@
 /** Index writes: batches' ops, snapshots' chunks, predictions. */
 
-import { BASE } from "./base.ts";
+import { BASE, TICK_MS } from "./base.ts";
 import { CELLS } from "./cells.ts";
 
 /** Fields of a bucket looked at per key written; dead ones go, so that at most every third of a bucket's entries is dead for long. */
@@ -15,7 +15,7 @@ local function storeKeys(slot, parent, keys, tokens, horizon)
   if parent ~= '' then
     -- A child never outlives its parent; below a parent that is not held nothing can be held.
     local entry = call('HGET', tag .. 'e' .. sub(parent, 1, 2), sub(parent, 3))
-    local at = entry and cellOf(entry, slot)
+    local at = entry and cellOf(entry, slot, CONFIRMED)
     if not at then return end
     local parents = u32(entry, at + 5)
     if parents <= tick then return end
@@ -25,7 +25,7 @@ local function storeKeys(slot, parent, keys, tokens, horizon)
   for i = 0, #keys / 11 - 1 do
     local bucket, field = tag .. 'e' .. sub(keys, i * 11 + 1, i * 11 + 2), sub(keys, i * 11 + 3, i * 11 + 11)
     local entry = call('HGET', bucket, field)
-    call('HSET', bucket, field, put(entry, slot, ends, packed, sub(tokens, i * 4 + 1, i * 4 + 4)))
+    call('HSET', bucket, field, put(entry, slot, ends, packed, sub(tokens, i * 4 + 1, i * 4 + 4), CONFIRMED))
     call('PEXPIRE', bucket, keep)
     if not entry then
       local sample = call('HRANDFIELD', bucket, ${SAMPLED}, 'WITHVALUES')
@@ -41,9 +41,9 @@ local function removeKeys(slot, keys)
     local bucket, field = tag .. 'e' .. sub(keys, i * 11 + 1, i * 11 + 2), sub(keys, i * 11 + 3, i * 11 + 11)
     local entry = call('HGET', bucket, field)
     if entry then
-      local kept = living(entry)
-      local at = kept and cellOf(kept, slot)
-      if at then kept = sub(kept, 1, at - 1) .. sub(kept, at + CELL) end
+      local kept = living(entry, CONFIRMED)
+      local at = kept and cellOf(kept, slot, CONFIRMED)
+      if at then kept = sub(kept, 1, at - 1) .. sub(kept, at + CONFIRMED) end
       if not kept or #kept == HEAD then
         call('HDEL', bucket, field)
       elseif kept ~= entry then
@@ -70,24 +70,29 @@ end
 
 /**
  * Predictions are keys of their own, for they live short. One MGET and one SET per boundary; a later prediction never shortens an earlier
- * one, and the newest token counts win.
+ * one, and the newest tokens per key win. Neighbouring boundaries mostly have the same holders: each text is worked on once.
  */
 export const PREDICT = `
-local function predict(group, ttl, keys, tokens)
+local function predict(group, ttl, keys, tokensPerKey)
   local ends = leaseEnd(ttl)
   if ends <= tick or keys == '' then return end
   local slot, packed, count = group .. '0', pack(ends), #keys / 11
   local names = {}
   for i = 1, count do names[i] = tag .. 'p' .. sub(keys, i * 11 - 10, i * 11) end
   local entries = call('MGET', unpack(names))
+  local made, lives = {}, {}
   for i = 1, count do
-    local entry = put(entries[i], slot, ends, packed, sub(tokens, i * 4 - 3, i * 4))
-    call('SET', names[i], entry, 'PX', (u32(entry, 5) - tick) * 100)
+    local before = entries[i]
+    if not made[before] then
+      local entry = put(before, slot, ends, packed, tokensPerKey, PREDICTED)
+      made[before], lives[before] = entry, (u32(entry, 5) - tick) * ${TICK_MS}
+    end
+    call('SET', names[i], made[before], 'PX', lives[before])
   end
 end
 `;
 
-/** A prediction in one shard. ARGV: now, group, ttl ms, keys at the boundaries, tokens there. */
+/** A prediction in one shard. ARGV: now, group, ttl ms, keys at the boundaries, tokens per key. */
 export const PREDICT_SCRIPT = `${BASE}${CELLS}${PREDICT}
 if call('HEXISTS', tag .. 'w', ARGV[2]) == 1 then predict(ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]) end
 return ''
