@@ -58,7 +58,8 @@ export interface IndexerOptions {
 export type IndexerState = "stopped" | LeaderState;
 
 const LEASE_TTL_MS = 6_000;
-const ROLL_CALL_EVERY_MS = 1_000;
+/** Somebody who does not register although asked is asked ever more seldom: everybody else answers too. */
+const ROLL_CALL_MS = { least: 1_000, most: 30_000 } as const;
 /** How often what the view says to have applied is compared with what this indexer believes; and while it does not know. */
 const AUDIT_EVERY_MS = 30_000;
 const AUDIT_UNSURE_EVERY_MS = 1_000;
@@ -85,6 +86,7 @@ export class Indexer {
   #consumption: Unsubscribe | null = null;
   #epoch = "";
   #rolledAtMs = Number.NEGATIVE_INFINITY;
+  #rollEveryMs: number = ROLL_CALL_MS.least;
   #auditedAtMs = Number.NEGATIVE_INFINITY;
   #auditing = false;
   /** The view has answered since a failed write last asked. */
@@ -248,6 +250,8 @@ export class Indexer {
     this.#forgetAll();
     this.#epoch = store.epoch;
     this.#auditedAtMs = now();
+    this.#rolledAtMs = Number.NEGATIVE_INFINITY;
+    this.#rollEveryMs = ROLL_CALL_MS.least;
     this.#subscriptions = [
       bus.onRegistration((registration) => this.#registered(registration)),
       bus.onRetirement((key) => this.#writer.add({ kind: "retirement", key })),
@@ -368,6 +372,7 @@ export class Indexer {
         if (feed !== undefined) this.#feeds.drop(feed);
         this.#ranks.delete(registration);
       } else {
+        if (this.#ranks.get(registration) === undefined) this.#rollEveryMs = ROLL_CALL_MS.least;
         this.#ranks.written(registration, now());
         // A new life of a rank makes the feeds of its former lives pointless.
         this.#feeds.dropOtherLives(registration);
@@ -573,8 +578,9 @@ export class Indexer {
 
   #callRoll(): void {
     const { bus, now } = this.#options;
-    if (now() - this.#rolledAtMs < ROLL_CALL_EVERY_MS) return;
+    if (now() - this.#rolledAtMs < this.#rollEveryMs) return;
     this.#rolledAtMs = now();
+    this.#rollEveryMs = Math.min(this.#rollEveryMs * 2, ROLL_CALL_MS.most);
     this.figures.rollCalls += 1;
     bus.callRoll();
   }

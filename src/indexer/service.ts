@@ -207,7 +207,7 @@ export class IndexerService {
   #busChanged(): void {
     // The bus may speak before it is given to this.
     const bus = this.#bus as IndexerBus | undefined;
-    if (bus === undefined) return;
+    if (bus === undefined || this.#stopping !== null) return;
     if (bus.connected) this.#options.log("info", `connected to NATS at ${bus.status().server}`);
     else this.#options.log("warn", "the connection to NATS is lost; trying again");
   }

@@ -5,7 +5,7 @@ import type { EventBus } from "../events/bus.ts";
 import type { ApplyOutcome, KvSnapshot, ViewStore } from "../store/types.ts";
 import type { Feed, FeedTable, Held, Hold } from "./feeds.ts";
 import type { IndexerFigures } from "./figures.ts";
-import { after, guarded } from "./maybe.ts";
+import { after, finallyDo, guarded } from "./maybe.ts";
 
 export interface SnapshotsOptions {
   readonly bus: Pick<EventBus, "requestSnapshot">;
@@ -24,15 +24,18 @@ export interface SnapshotsOptions {
   readonly onError: (error: KedgeError, doing: string) => void;
 }
 
-/** An emptied view wants everybody's snapshot at once; each may be megabytes. */
+/** Snapshots asked for at a time: an emptied view wants everybody's at once, and each may be megabytes. */
 const AT_A_TIME = 8;
 const MAX_DOUBLINGS = 5;
 
 export class Snapshots {
   readonly #options: SnapshotsOptions;
   /** Under way, with the hold that began with them: a later one is another request's. */
-  readonly #asked = new Map<Feed, { readonly hold: Hold; writing: boolean }>();
+  readonly #asked = new Map<Feed, { readonly hold: Hold; answered: boolean }>();
   readonly #waiting = new Set<Feed>();
+  /** To be written, one after the other: readers of the view would wait behind several. */
+  #answers: { readonly feed: Feed; readonly snapshot: KvSnapshot }[] = [];
+  #writing = false;
 
   constructor(options: SnapshotsOptions) {
     this.#options = options;
@@ -59,15 +62,16 @@ export class Snapshots {
   /** Gives up what is overdue, and what nobody waits for any more. */
   tick(): void {
     const overdueMs = this.#options.now() - this.#options.timeoutMs;
-    for (const [feed, { hold, writing }] of [...this.#asked]) {
+    for (const [feed, { hold, answered }] of [...this.#asked]) {
       if (feed.hold !== hold || !this.#options.feeds.has(feed)) this.#end(feed);
-      else if (!writing && feed.requestedAtMs <= overdueMs) this.#fail(feed);
+      else if (!answered && feed.requestedAtMs <= overdueMs) this.#fail(feed);
     }
   }
 
   clear(): void {
     this.#asked.clear();
     this.#waiting.clear();
+    this.#answers = [];
   }
 
   #next(): void {
@@ -81,7 +85,7 @@ export class Snapshots {
 
   #ask(feed: Feed, hold: Hold): void {
     const { bus, now, figures, onError } = this.#options;
-    const request = { hold, writing: false };
+    const request = { hold, answered: false };
     this.#asked.set(feed, request);
     feed.requestedAtMs = now();
     figures.snapshotsRequested += 1;
@@ -91,8 +95,9 @@ export class Snapshots {
       if (feed.hold !== hold || !this.#options.feeds.has(feed)) this.#end(feed);
       else if (snapshot === null) this.#fail(feed);
       else {
-        request.writing = true;
-        this.#write(feed, snapshot);
+        request.answered = true;
+        this.#answers.push({ feed, snapshot });
+        this.#writeNext();
       }
     };
     bus.requestSnapshot(feed.key).then(answered, (thrown) => {
@@ -101,22 +106,30 @@ export class Snapshots {
     });
   }
 
-  #write(feed: Feed, snapshot: KvSnapshot): void {
+  #writeNext(): void {
+    const next = this.#writing ? undefined : this.#answers.shift();
+    if (next === undefined) return;
+    const { feed, snapshot } = next;
     const { store, figures, onError } = this.#options;
+    this.#writing = true;
     figures.otherCalls += 1;
-    let told = false;
-    void guarded(
+    let written = false;
+    const done = guarded(
       () =>
         after(store.applySnapshot(snapshot), (outcome) => {
-          told = true;
+          written = true;
           this.#written(feed, snapshot, outcome);
         }),
       (thrown) => {
         figures.storeErrors += 1;
         onError(toKedgeError(thrown), "snapshot");
-        if (!told) this.#fail(feed);
+        if (!written) this.#fail(feed);
       },
     );
+    finallyDo(done, () => {
+      this.#writing = false;
+      this.#writeNext();
+    });
   }
 
   #written(feed: Feed, snapshot: KvSnapshot, outcome: ApplyOutcome): void {

@@ -15,11 +15,13 @@ export interface RegistrationWork {
   readonly registration: Registration;
   /** The view has forgotten the rank, and needs a snapshot as well. */
   readonly revive: boolean;
+  /** Was in a write that the store refused as malformed, and is tried by itself. */
+  readonly alone?: boolean;
 }
 
 export interface KvWork extends Held {
   readonly kind: "kv";
-  /** Was in a write that the store refused as malformed, and is tried by itself. */
+  /** As of registrations. */
   readonly alone?: boolean;
   /** Was refused because of a gap that a snapshot had closed by then. */
   readonly again?: boolean;
@@ -160,15 +162,16 @@ export class Writer {
   }
 
   #joins(first: Work, next: Work): boolean {
-    if (first.kind === "kv") return next.kind === "kv" && first.alone !== true && next.alone !== true;
-    return first.kind === "registration" && next.kind === "registration" && this.#options.timers !== null;
+    if (first.kind === "retirement" || next.kind !== first.kind) return false;
+    if (first.alone === true || next.alone === true) return false;
+    return first.kind === "kv" || this.#options.timers !== null;
   }
 
   /** True: the run is in the queue again and waits for better times. */
   #failed(run: readonly Work[], error: KedgeError): boolean {
     if (error.code === "invalid_request" && run.length > 1) {
-      // One malformed batch must not take the others of its write with it.
-      this.#putBack(run.map((work) => (work.kind === "kv" ? { ...work, alone: true } : work)));
+      // What is malformed must not take the others of its write with it.
+      this.#putBack(run.map((work) => (work.kind === "retirement" ? work : { ...work, alone: true })));
       return false;
     }
     const abandoned = !this.#triesAgain(error);

@@ -175,7 +175,7 @@ describeWithServers("the view becomes what agents published", () => {
 });
 
 describeWithServers("an idle fleet", () => {
-  it("costs at most five commands a second", async () => {
+  it("costs at most five commands a second; the workers of an agent that dies leave within five seconds and a fold", async () => {
     await startHost();
     site.addAgent("a", 16, 7);
     site.addAgent("b", 16, 8);
@@ -187,5 +187,12 @@ describeWithServers("an idle fleet", () => {
     const perSecond = (site.rest.stats().commands - before) / seconds;
     console.log(`${perSecond.toFixed(2)} commands per second for 32 idle ranks`);
     expect(perSecond).toBeLessThanOrEqual(5);
+
+    const [killed] = site.agents.splice(1, 1);
+    const lastWordAtMs = performance.now();
+    await killed!.close();
+    const left = async (): Promise<number> => (await site.store.fleet(0)).length;
+    await expect.poll(left, { timeout: 6_500, interval: 50 }).toBe(16);
+    console.log(`a dead agent's workers left ${Math.round(performance.now() - lastWordAtMs)} ms after it`);
   });
 });
