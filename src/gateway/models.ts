@@ -68,8 +68,9 @@ export class Directory {
 
   /** All served names in alphabetical order. Errors: `view_unavailable` if none was ever known. */
   async all(budget: ViewBudget): Promise<ServedModel[]> {
-    const names = this.take(await this.guard.fleet(MAX_AGE_MS, budget));
-    if (names.size === 0 && !this.guard.reachable) throw viewUnavailable();
+    const rows = await this.guard.fleet(MAX_AGE_MS, budget);
+    const names = this.take(rows);
+    if (rows === null && names.size === 0) throw viewUnavailable();
     return [...names.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
   }
 

@@ -58,8 +58,11 @@ function gateway(args: readonly string[], env: Record<string, string> = {}) {
   };
 }
 
+let answering: Promise<void> = Promise.resolve();
+
 /** An agent that takes every plan. */
-const door: Script = (response) => {
+const door: Script = async (response) => {
+  await answering;
   response.writeHead(200, { "content-type": "application/json", [DOOR_HEADER]: "1" });
   response.end('{"choices":[]}');
 };
@@ -237,7 +240,27 @@ describeWithRedis("kedge gateway", () => {
       .toEqual(["0", "1"]);
     await store.fleet(0);
     expect(store.epoch).toBe(begun);
+    // What is under way at the end is answered.
+    let go = (): void => {};
+    answering = new Promise((resolve) => {
+      go = resolve;
+    });
+    const arrived = agent.requests.length;
+    const last = lone();
+    await agent.arrival(arrived);
     child.kill("SIGTERM");
+    await expect
+      .poll(
+        () =>
+          fetch(`${url}/live`).then(
+            () => true,
+            () => false,
+          ),
+        { timeout: 5_000 },
+      )
+      .toBe(false);
+    go();
+    expect((await last).status).toBe(200);
     expect(await ended).toBe(0);
     expect(isAlive(processes[1]!)).toBe(false);
   }, 60_000);

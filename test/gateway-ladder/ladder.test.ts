@@ -172,6 +172,15 @@ describe("without a fleet", () => {
     expect((await chat("x")).costMs).toBe(0);
     expect((await call("/ready")).json).toMatchObject({ status: "not_ready", view: "unavailable" });
     expect((await call("/v1/models")).json.error.code).toBe("view_unavailable");
+    expect((await call("/busy_threshold")).json.error.code).toBe("view_unavailable");
+  });
+
+  it("a list of models says so too, from the first failure on", async () => {
+    const { call, store } = await ladder();
+    store.mood = "fail";
+    expect((await call("/v1/models")).json.error.code).toBe("view_unavailable");
+    store.mood = "ok";
+    expect((await call("/v1/models")).json.data).toEqual([]);
   });
 
   it("a view that is slower than a request's deadline is waited for once", async () => {
