@@ -72,10 +72,13 @@ describe("the known fleet", () => {
     expect(names(fleet.takeAll("e2", [row("a")]))).toEqual(["a"]);
   });
 
-  it("begins with the seed, which knows of no slot, and forgets it at the first read", () => {
+  it("begins with the seed, which knows of no slot, until the view names its first worker", () => {
     const { fleet } = known([registration("s")]);
     expect(fleet.isEmpty).toBe(false);
     expect(fleet.all()).toMatchObject([{ worker: "s", slots: { device: -1 }, load: { activeBlocks: null } }]);
+    // Read for the first time a moment after it was emptied.
+    expect(names(fleet.takeAll("e1", []))).toEqual(["s"]);
+    expect(names(fleet.takeAll("e1", [row("a")]))).toEqual(["a"]);
     expect(fleet.takeAll("e1", [])).toEqual([]);
     expect(fleet.isEmpty).toBe(true);
     expect(known().fleet.isEmpty).toBe(true);

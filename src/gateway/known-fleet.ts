@@ -7,6 +7,8 @@ import type { LookupResult, ViewRead } from "../store/types.ts";
 const LOAD_KNOWN_MS = 2_000;
 /** Once the first worker is back in an emptied view, the others get this long before they are taken for gone. */
 const REFILL_MS = 10_000;
+/** A seed may be of any age: the first worker that the view names ends it. */
+const SEED_GRACE_MS = -1;
 /** No slot has this number: nothing that an index says can be meant of such a row. */
 const NO_SLOT = -1;
 const NO_SLOTS: Readonly<Record<Tier, number>> = { device: NO_SLOT, host: NO_SLOT, disk: NO_SLOT };
@@ -47,6 +49,7 @@ export class KnownFleet {
   private readonly thresholds = new Map<string, BusyThresholds>();
   /** What was known before the view was emptied, until it has filled again. */
   private before: RowsByModel | null = null;
+  private graceMs = REFILL_MS;
   private refilledAtMs = Number.POSITIVE_INFINITY;
   /** Rows as they are when nothing is believed of their load any more; made once per outage. */
   private readonly aged = new WeakMap<readonly FleetRow[], readonly FleetRow[]>();
@@ -112,10 +115,10 @@ export class KnownFleet {
   /** Another epoch is another view: slots of the one before mean nothing in it, but its workers are likely to be there still. */
   private noteEpoch(epoch: string): void {
     if (epoch === this.epoch) return;
-    if (this.epoch !== "") {
-      this.before = byModel(this.all(), this.now());
-      this.refilledAtMs = Number.POSITIVE_INFINITY;
-    }
+    // A view that is read for the first time may have been emptied a moment ago as well: then there is the seed.
+    this.graceMs = this.epoch === "" ? SEED_GRACE_MS : REFILL_MS;
+    this.before = this.isEmpty ? null : byModel(this.all(), this.now());
+    this.refilledAtMs = Number.POSITIVE_INFINITY;
     this.epoch = epoch;
     this.models = new Map();
   }
@@ -124,7 +127,7 @@ export class KnownFleet {
   private noteRefill(rows: readonly FleetRow[]): void {
     const nowMs = this.now();
     if (rows.length > 0) this.refilledAtMs = Math.min(this.refilledAtMs, nowMs);
-    if (nowMs - this.refilledAtMs > REFILL_MS) this.before = null;
+    if (nowMs - this.refilledAtMs > this.graceMs) this.before = null;
   }
 
   private filled(model: string, rows: readonly FleetRow[]): readonly FleetRow[] {
