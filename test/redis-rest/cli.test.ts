@@ -41,8 +41,10 @@ describeWithRedis("kedge redis-rest", () => {
   it("says that Redis does not let it in, and keeps answering 503", async () => {
     const flags = ["--redis", `127.0.0.1:${redis.port}`, "--port", "0", "--redis-timeout-ms", "300"];
     const child = kedge([...flags, "--token", "t"]);
+    const warned = once(child.stderr!, "data");
     const line = await firstLine(child);
     expect(line).toContain("does not answer yet");
+    expect(String(await warned)).toContain("NOAUTH");
     const url = /http:\S+?(?=,)/.exec(line)![0];
     expect((await post({ url }, "/", ["PING"], { token: "t" })).status).toBe(503);
     child.kill("SIGTERM");

@@ -9,11 +9,14 @@ const REDIS_TIMEOUT_MS = 500;
 /** Far above the time set, far below what a hang would take. */
 const BOUND_MS = 5_000;
 
+const logged: string[] = [];
+
 describeWithRedis("Redis away", () => {
   let redis: RunningServer;
   let rest: RestServer;
 
   beforeEach(async () => {
+    logged.length = 0;
     redis = await startRedis();
     rest = await startRest(redis.port);
   });
@@ -51,6 +54,8 @@ describeWithRedis("Redis away", () => {
     await eventually(() => rest.ready);
     expect((await post(rest, "/", ["GET", "k"])).json).toEqual({ result: null });
     expect((await call(rest, "/health")).status).toBe(200);
+    expect(logged).toContain("info Redis is connected again");
+    expect(logged.filter((line) => line.startsWith("warn")).length).toBeLessThan(5);
   });
 
   it("what was under way when Redis died fails, and is not sent again to the next one", async () => {
@@ -143,5 +148,6 @@ function startRest(port: number): Promise<RestServer> {
     token: TOKEN,
     port: 0,
     limits: { redisTimeoutMs: REDIS_TIMEOUT_MS },
+    log: (level, message) => logged.push(`${level} ${message}`),
   });
 }

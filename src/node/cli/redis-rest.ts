@@ -96,6 +96,7 @@ async function run(flags: Flags): Promise<void> {
     host,
     port,
     limits: { maxBodyBytes, maxPipelineLength, redisTimeoutMs },
+    log: (level, message) => console.error(`kedge: ${level === "warn" ? "warn: " : ""}${message}`),
   });
   console.log(
     flags.json

@@ -23,6 +23,40 @@ export interface Backend {
   close(): void;
 }
 
+export type Log = (level: "info" | "warn", message: string) => void;
+
+/** How soon the same trouble may be told again. */
+const REPEAT_MS = 60_000;
+
+/** Tells the operator, not the clients, why Redis is away, each reason once a minute, and when it is back. */
+export class LinkLog {
+  private readonly log: Log;
+  private readonly toldMs = new Map<string, number>();
+  private isUp = false;
+
+  constructor(log: Log) {
+    this.log = log;
+  }
+
+  up(): void {
+    if (!this.isUp && this.toldMs.size > 0) this.log("info", "Redis is connected again");
+    this.toldMs.clear();
+    this.isUp = true;
+  }
+
+  down(reason: string): void {
+    this.isUp = false;
+    const nowMs = performance.now();
+    if (nowMs - (this.toldMs.get(reason) ?? -REPEAT_MS) < REPEAT_MS) return;
+    this.toldMs.set(reason, nowMs);
+    this.log("warn", `no connection to Redis, trying on: ${reason}`);
+  }
+
+  closed(): void {
+    if (this.isUp) this.down("the connection closed");
+  }
+}
+
 /** Longest wait for a word from Redis before its connection counts as dead. */
 export const DEFAULT_REDIS_TIMEOUT_MS = 5_000;
 const MAX_RETRY_DELAY_MS = 1_000;
@@ -117,13 +151,18 @@ export class ServerBackend implements Backend {
   private readonly redis: Redis;
   private tableKnown = false;
 
-  constructor(target: Exclude<RedisTarget, { cluster: readonly string[] }>, timeoutMs: number) {
+  constructor(target: Exclude<RedisTarget, { cluster: readonly string[] }>, timeoutMs: number, log: Log) {
+    const link = new LinkLog(log);
     // Digits as text: integers beyond 2^53 stay exact.
     const options = { ...connectionOptions(timeoutMs), stringNumbers: true };
     this.redis =
       typeof target === "string" ? new Redis(target, options) : new Redis({ ...target, ...options });
-    this.redis.on("error", () => undefined);
-    this.redis.on("ready", () => void this.learn());
+    this.redis.on("error", ({ message }: Error) => link.down(message));
+    this.redis.on("close", () => link.closed());
+    this.redis.on("ready", () => {
+      link.up();
+      void this.learn();
+    });
   }
 
   get ready(): boolean {

@@ -6,7 +6,9 @@ import {
   connectionOptions,
   fetchTable,
   gatherWrites,
+  LinkLog,
   LOST,
+  type Log,
   retryDelayMs,
   runTransaction,
   send,
@@ -53,7 +55,8 @@ export class ClusterBackend implements Backend {
   private readonly cluster: Cluster;
   private tableKnown = false;
 
-  constructor(nodes: readonly string[], timeoutMs: number) {
+  constructor(nodes: readonly string[], timeoutMs: number, log: Log) {
+    const link = new LinkLog(log);
     const { retryStrategy: _, ...redisOptions } = connectionOptions(timeoutMs);
     const credentials = credentialsOf(nodes[0]!);
     this.cluster = new Cluster([...nodes], {
@@ -68,8 +71,15 @@ export class ClusterBackend implements Backend {
       // Certificates are for names: those stay as the cluster tells them.
       ...(credentials.tls === undefined ? {} : { dnsLookup: (name, callback) => callback(null, name) }),
     });
-    this.cluster.on("error", () => undefined);
-    this.cluster.on("ready", () => void this.learn());
+    this.cluster.on("error", ({ message }: Error) => link.down(message));
+    this.cluster.on("node error", ({ message }: Error, address: string) =>
+      link.down(`${address}: ${message}`),
+    );
+    this.cluster.on("close", () => link.closed());
+    this.cluster.on("ready", () => {
+      link.up();
+      void this.learn();
+    });
     // Commands would wait in a lazy connection's queue; it may as well stand before they come.
     this.cluster.on("+node", (node: Redis) => {
       if (node.status === "wait") void node.connect().catch(() => undefined);

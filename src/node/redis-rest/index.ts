@@ -5,7 +5,13 @@ import type { AddressInfo } from "node:net";
 import { isLoopback } from "../../config/index.ts";
 import { KedgeError } from "../../errors/index.ts";
 import { Tokens } from "./auth.ts";
-import { type Backend, DEFAULT_REDIS_TIMEOUT_MS, type RedisTarget, ServerBackend } from "./backend.ts";
+import {
+  type Backend,
+  DEFAULT_REDIS_TIMEOUT_MS,
+  type Log,
+  type RedisTarget,
+  ServerBackend,
+} from "./backend.ts";
 import { ClusterBackend } from "./cluster.ts";
 import { Front, type RedisRestLimits } from "./front.ts";
 import type { RestStats } from "./metrics.ts";
@@ -35,6 +41,8 @@ export interface RedisRestOptions {
   /** 0: any free one. */
   readonly port: number;
   readonly limits?: Partial<RedisRestLimits>;
+  /** Hears why Redis is away, and that it is back; default: nobody. */
+  readonly log?: Log;
 }
 
 export interface RestServer {
@@ -63,7 +71,11 @@ export async function startRedisRest(options: RedisRestOptions): Promise<RestSer
   const { token, readOnlyToken, host = "127.0.0.1", port } = options;
   checkTokens(token, readOnlyToken, host);
   const limits = { ...DEFAULT_LIMITS, ...options.limits };
-  const backend = connect(withSchemes(options.redis), limits.redisTimeoutMs);
+  const backend = connect(
+    withSchemes(options.redis),
+    limits.redisTimeoutMs,
+    options.log ?? (() => undefined),
+  );
   const front = new Front(backend, new Tokens(token, readOnlyToken ?? null), limits);
   const server = createServer(
     {
@@ -133,10 +145,10 @@ function withScheme(address: string): string {
   return url;
 }
 
-function connect(target: RedisTarget, timeoutMs: number): Backend {
+function connect(target: RedisTarget, timeoutMs: number, log: Log): Backend {
   return typeof target === "object" && "cluster" in target
-    ? new ClusterBackend(target.cluster, timeoutMs)
-    : new ServerBackend(target, timeoutMs);
+    ? new ClusterBackend(target.cluster, timeoutMs, log)
+    : new ServerBackend(target, timeoutMs, log);
 }
 
 function listen(server: Server, host: string, port: number): Promise<void> {
