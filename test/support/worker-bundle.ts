@@ -134,14 +134,16 @@ async function heapBytes(inspector: URL): Promise<number> {
     socket.onerror = reject;
   });
   const ask = (id: number, method: string) =>
-    new Promise<Readonly<Record<string, number>>>((resolve) => {
+    new Promise<Readonly<Record<string, number>>>((resolve, reject) => {
       socket.addEventListener("message", ({ data }) => {
         const message = JSON.parse(String(data));
         if (message.id === id) resolve(message.result);
       });
+      socket.addEventListener("close", () => reject(new Error("the inspector has gone")));
       socket.send(JSON.stringify({ id, method }));
     });
-  await ask(1, "HeapProfiler.collectGarbage");
+  // The runtime knows no command to collect garbage, but does so before it takes a snapshot.
+  await ask(1, "HeapProfiler.takeHeapSnapshot");
   const { usedSize = 0, backingStorageSize = 0 } = await ask(2, "Runtime.getHeapUsage");
   socket.close();
   return usedSize + backingStorageSize;
