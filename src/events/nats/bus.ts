@@ -7,7 +7,6 @@ import type { EventBus, Unsubscribe } from "../bus.ts";
 import {
   decodeHeartbeat,
   decodeKey,
-  decodeKvBatch,
   decodeLoads,
   decodeRegistration,
   encodeHeartbeat,
@@ -16,18 +15,13 @@ import {
   encodeLoads,
   encodeRegistration,
 } from "../codec.ts";
-import { malformed } from "../wire.ts";
-import {
-  type Link,
-  type LinkMessage,
-  type LogMessage,
-  type NatsCredentials,
-  openLink,
-} from "./connection.ts";
+import { Channels } from "./channels.ts";
+import { type Link, type LinkMessage, type NatsCredentials, openLink } from "./connection.ts";
 import { LoadBuffer } from "./loads.ts";
+import { type KvHandler, LogReader } from "./log.ts";
 import { Outbox, type Timers } from "./outbox.ts";
 import { answerSnapshot, askSnapshot, type SnapshotHandler } from "./snapshots.ts";
-import { consumerName, messageId, type Place, placeOf, Subjects, token } from "./subjects.ts";
+import { consumerName, messageId, ofItsSubject, type Place, placeOf, Subjects, token } from "./subjects.ts";
 
 export interface StreamLimits {
   /** Default 1 h: what is older is re-asserted or comes by snapshot. */
@@ -121,14 +115,6 @@ const MAX_KEPT_NOTICES = 4_096;
 /** Places kept of workers heard of; those forgotten are asked by broadcast. */
 const MAX_PLACES = 65_536;
 
-type KvHandler = (batch: KvBatch, done: () => void) => void;
-
-interface Consumption {
-  /** Null until it runs. */
-  stop: (() => void) | null;
-  over: boolean;
-}
-
 /** Begins to connect and returns at once: `connected` tells when it has. */
 export function connectNatsBus(options: NatsBusOptions): NatsBus {
   return new NatsBus(options);
@@ -142,13 +128,10 @@ export class NatsBus implements EventBus {
   private readonly loads: LoadBuffer;
   private link: Link | null = null;
   private closed = false;
-  private readonly channels = new Map<string, Subscribed>();
+  private readonly channels: Channels;
+  private readonly log: LogReader;
   private readonly rollHandlers = new Set<() => void>();
   private readonly snapshotHandlers = new Set<SnapshotHandler>();
-  private readonly kvHandlers = new Set<KvHandler>();
-  private consumption: Consumption | null = null;
-  /** By their place in the log, so that one that comes again is not counted twice. */
-  private readonly undone = new Map<number, LogMessage>();
   /** Token of a worker → end of its subjects, as heard in registrations. */
   private readonly places = new Map<string, string>();
   /** Not yet told, by what they are about. */
@@ -162,11 +145,8 @@ export class NatsBus implements EventBus {
     connects: 0,
     published: 0,
     dropped: 0,
-    received: 0,
-    redelivered: 0,
     undecodable: 0,
   };
-  private lag: number | null = null;
 
   constructor(options: NatsBusOptions) {
     this.options = {
@@ -194,10 +174,30 @@ export class NatsBus implements EventBus {
       onDropped: (parcel, why) => this.drop(parcel.subject, why),
       onRetry: (why) => this.fail(why, "publishing a batch"),
     });
+    this.channels = new Channels({
+      onUnreadable: (thrown, subject) => {
+        this.figures.undecodable += 1;
+        this.fail(thrown, subject);
+      },
+      onHandlerError: (thrown, subject) => this.fail(thrown, subject),
+    });
+    this.log = new LogReader({
+      consumer: {
+        stream: options.stream,
+        durable: consumerName(options.place.region),
+        ackWaitMs: this.options.ackWaitMs,
+        maxAckPending: this.options.maxAckPending,
+      },
+      ensureStream: (link) => this.ensureStream(link),
+      retryMs: this.options.reconnectMs,
+      retryMaxMs: this.options.reconnectMaxMs,
+      pause: (delayMs) => this.pause(delayMs),
+      onError: (thrown, doing) => this.fail(thrown, doing),
+    });
     this.loads = new LoadBuffer((reports) => this.sendLoads(reports));
     if (options.role === "indexer") {
       // Registrations also say where each worker's snapshots are to be had.
-      this.hear(
+      this.channels.hear(
         this.subjects.all("reg"),
         ({ subject }) => placeOf(subject),
         (place) => this.learnPlace(place),
@@ -205,7 +205,7 @@ export class NatsBus implements EventBus {
     }
     if (options.role === "agent") {
       // An indexer is there and hears.
-      this.hear(
+      this.channels.hear(
         this.subjects.roll,
         () => undefined,
         () => this.settle(),
@@ -223,10 +223,12 @@ export class NatsBus implements EventBus {
       connected: this.connected,
       server: this.link?.server ?? null,
       ...this.figures,
+      ...this.log.figures,
+      undecodable: this.figures.undecodable + this.log.figures.undecodable,
       buffered: this.outbox.length,
       bufferedBytes: this.outbox.bytes,
-      pendingAcks: this.undone.size,
-      consumerLag: this.lag,
+      pendingAcks: this.log.unfinished,
+      consumerLag: this.log.lag,
     };
   }
 
@@ -236,7 +238,7 @@ export class NatsBus implements EventBus {
   }
 
   onRegistration(handler: (registration: Registration) => void): Unsubscribe {
-    return this.hear(
+    return this.channels.hear(
       this.subjects.all("reg"),
       ({ data, subject }) => ofItsSubject(decodeRegistration(data), subject),
       handler,
@@ -249,7 +251,7 @@ export class NatsBus implements EventBus {
   }
 
   onRetirement(handler: (key: IncarnationKey) => void): Unsubscribe {
-    return this.hear(
+    return this.channels.hear(
       this.subjects.all("gone"),
       ({ data, subject }) => ofItsSubject(decodeKey(data), subject),
       handler,
@@ -263,14 +265,7 @@ export class NatsBus implements EventBus {
   }
 
   onKv(handler: KvHandler): Unsubscribe {
-    // A wrapper of its own, so that the same function may subscribe twice and leave once.
-    const own: KvHandler = (batch, done) => handler(batch, done);
-    this.kvHandlers.add(own);
-    this.consume();
-    return () => {
-      this.kvHandlers.delete(own);
-      if (this.kvHandlers.size === 0) this.stopConsuming();
-    };
+    return this.log.add(handler);
   }
 
   publishLoad(report: LoadReport): void {
@@ -278,7 +273,7 @@ export class NatsBus implements EventBus {
   }
 
   onLoad(handler: (report: LoadReport) => void): Unsubscribe {
-    return this.hear(
+    return this.channels.hear(
       this.subjects.all("load"),
       ({ data }) => decodeLoads(data),
       (reports) => {
@@ -293,7 +288,7 @@ export class NatsBus implements EventBus {
 
   onHeartbeat(handler: (indexer: string) => void): Unsubscribe {
     const { region } = this.options.place;
-    return this.hear(this.subjects.beats(region), ({ data }) => decodeHeartbeat(data), handler);
+    return this.channels.hear(this.subjects.beats(region), ({ data }) => decodeHeartbeat(data), handler);
   }
 
   callRoll(): void {
@@ -304,7 +299,7 @@ export class NatsBus implements EventBus {
   onRollCall(handler: () => void): Unsubscribe {
     const own = () => handler();
     this.rollHandlers.add(own);
-    const leave = this.hear(this.subjects.roll, () => undefined, own);
+    const leave = this.channels.hear(this.subjects.roll, () => undefined, own);
     return () => {
       this.rollHandlers.delete(own);
       leave();
@@ -348,8 +343,8 @@ export class NatsBus implements EventBus {
       );
     };
     this.snapshotListeners.push(
-      this.hear(this.subjects.node("snap", this.options.place), asItIs, answer(false)),
-      this.hear(this.subjects.anySnapshot, asItIs, answer(true)),
+      this.channels.hear(this.subjects.node("snap", this.options.place), asItIs, answer(false)),
+      this.channels.hear(this.subjects.anySnapshot, asItIs, answer(true)),
     );
   }
 
@@ -372,11 +367,9 @@ export class NatsBus implements EventBus {
   async close(): Promise<void> {
     if (this.closed) return;
     this.closed = true;
-    this.stopConsuming();
     if (this.connected) await this.flush(CLOSE_TIMEOUT_MS);
     // Whoever consumes next gets them now and not after the acknowledgement time.
-    for (const message of this.undone.values()) message.nak();
-    this.undone.clear();
+    this.log.handBack();
     const { link } = this;
     if (link !== null) {
       await this.within(
@@ -438,20 +431,20 @@ export class NatsBus implements EventBus {
   private begin(link: Link): void {
     this.link = link;
     this.figures.connects += 1;
-    for (const channel of this.channels.values()) channel.attach(link);
+    this.channels.attach(link);
     this.settling = this.options.timers.setTimeout(() => this.settle(), SETTLE_MS);
     if (this.figures.connects === 1) this.settle();
+    this.log.attach(link);
     this.outbox.start((parcel) => link.log(parcel.subject, parcel.data, parcel.messageId));
     if (this.options.role === "agent") {
       // What was said while nobody could hear it, an indexer has missed.
       for (const handler of [...this.rollHandlers]) this.guard(handler, "roll call");
     } else {
       this.callRoll();
-      this.consume();
-      if (this.kvHandlers.size === 0)
-        void this.ensureStream(link).catch((thrown) => this.fail(thrown, "stream"));
+      // Agents need it also while this indexer stands by.
+      if (!this.log.isWanted) void this.ensureStream(link).catch((thrown) => this.fail(thrown, "stream"));
     }
-    this.options.onStatus?.(this.status());
+    this.tellStatus();
   }
 
   /** Whoever was to connect again has: what was kept for this is said. */
@@ -471,10 +464,13 @@ export class NatsBus implements EventBus {
     this.options.timers.clearTimeout(this.settling);
     this.settling = null;
     this.outbox.stop();
-    this.stopConsuming();
-    this.undone.clear();
-    for (const channel of this.channels.values()) channel.detach();
-    this.options.onStatus?.(this.status());
+    this.log.detach();
+    this.channels.detach();
+    this.tellStatus();
+  }
+
+  private tellStatus(): void {
+    this.guard(() => this.options.onStatus?.(this.status()), "telling the status");
   }
 
   private ensureStream(link: Link): Promise<void> {
@@ -489,114 +485,6 @@ export class NatsBus implements EventBus {
     });
   }
 
-  /** Runs while there are handlers and this connection; a stream or consumer that goes is made again. */
-  private consume(): void {
-    const { link } = this;
-    if (link === null || this.consumption !== null || this.kvHandlers.size === 0 || this.closed) return;
-    const consumption: Consumption = { stop: null, over: false };
-    this.consumption = consumption;
-    void this.keepConsuming(link, consumption);
-  }
-
-  private async keepConsuming(link: Link, consumption: Consumption): Promise<void> {
-    const { stream, place, ackWaitMs, maxAckPending, reconnectMs, reconnectMaxMs } = this.options;
-    let waitMs = reconnectMs;
-    while (!consumption.over) {
-      try {
-        await this.ensureStream(link);
-        const settings = { stream, durable: consumerName(place.region), ackWaitMs, maxAckPending };
-        const running = await link.consume(settings, (message) => this.receive(message));
-        consumption.stop = () => running.stop();
-        if (consumption.over) running.stop();
-        else waitMs = reconnectMs;
-        await running.lost;
-        if (!consumption.over)
-          this.fail(
-            new KedgeError("view_unavailable", `The consumer of stream ${stream} is gone; it is made again.`),
-            "consumer",
-          );
-      } catch (thrown) {
-        if (!consumption.over) this.fail(thrown, "consumer");
-      }
-      consumption.stop = null;
-      if (!consumption.over) await this.pause(waitMs);
-      waitMs = Math.min(waitMs * 2, reconnectMaxMs);
-    }
-  }
-
-  private stopConsuming(): void {
-    const { consumption } = this;
-    if (consumption === null) return;
-    this.consumption = null;
-    this.lag = null;
-    consumption.over = true;
-    consumption.stop?.();
-  }
-
-  private receive(message: LogMessage): void {
-    this.lag = message.pending;
-    this.figures.received += 1;
-    if (message.redelivered) this.figures.redelivered += 1;
-    let batch: KvBatch;
-    try {
-      batch = ofItsSubject(decodeKvBatch(message.data), message.subject);
-    } catch (thrown) {
-      // It would be no better the next time.
-      message.term();
-      this.figures.undecodable += 1;
-      this.fail(thrown, "kv");
-      return;
-    }
-    const handlers = [...this.kvHandlers];
-    let open = handlers.length;
-    if (open === 0) {
-      message.nak();
-      return;
-    }
-    this.undone.set(message.sequence, message);
-    for (const handler of handlers) {
-      let isDone = false;
-      const done = () => {
-        if (isDone) return;
-        isDone = true;
-        open -= 1;
-        if (open > 0 || !this.undone.delete(message.sequence)) return;
-        message.ack();
-      };
-      this.guard(() => handler(batch, done), "kv");
-    }
-  }
-
-  /** Subscribes on this connection and every later one. What `read` throws was no message of this channel. */
-  private hear<T>(
-    subject: string,
-    read: (message: LinkMessage) => T,
-    handler: (value: T) => void,
-  ): Unsubscribe {
-    let channel = this.channels.get(subject);
-    if (channel === undefined) {
-      channel = new Subscribed(subject);
-      this.channels.set(subject, channel);
-      if (this.link !== null) channel.attach(this.link);
-    }
-    const own = (message: LinkMessage) => {
-      try {
-        const value = read(message);
-        this.guard(() => handler(value), subject);
-      } catch (thrown) {
-        this.figures.undecodable += 1;
-        this.fail(thrown, subject);
-      }
-    };
-    channel.handlers.add(own);
-    return () => {
-      channel.handlers.delete(own);
-      if (channel.handlers.size > 0 || this.channels.get(subject) !== channel) return;
-      channel.detach();
-      this.channels.delete(subject);
-    };
-  }
-
   private learnPlace(place: string): void {
     const worker = place.slice(place.lastIndexOf(".") + 1);
     this.places.delete(worker);
@@ -606,7 +494,13 @@ export class NatsBus implements EventBus {
 
   /** Sends now, or with the next connection; only the last word on a subject matters. */
   private notify(about: string, subject: string, data: Uint8Array): void {
-    if (this.settling === null && this.link?.publish(subject, data)) return;
+    const { link } = this;
+    if (link !== null && data.length > link.maxPayload) {
+      const told = `A message of ${data.length} bytes for ${subject} is larger than the server's max_payload (${link.maxPayload}).`;
+      this.fail(new KedgeError("payload_too_large", told), subject);
+      return;
+    }
+    if (this.settling === null && link?.publish(subject, data)) return;
     this.notices.delete(about);
     this.notices.set(about, { subject, data });
     if (this.notices.size > MAX_KEPT_NOTICES) this.notices.delete(this.notices.keys().next().value!);
@@ -679,36 +573,8 @@ export class NatsBus implements EventBus {
   }
 }
 
-/** One subject's handlers, and its subscription on the connection there is. */
-class Subscribed {
-  readonly handlers = new Set<(message: LinkMessage) => void>();
-  private readonly subject: string;
-  private leave: Unsubscribe | null = null;
-
-  constructor(subject: string) {
-    this.subject = subject;
-  }
-
-  attach(link: Link): void {
-    this.leave = link.subscribe(this.subject, (message) => {
-      for (const handler of [...this.handlers]) handler(message);
-    });
-  }
-
-  detach(): void {
-    this.leave?.();
-    this.leave = null;
-  }
-}
-
 function asItIs(message: LinkMessage): LinkMessage {
   return message;
-}
-
-/** What a server lets a user say of one worker must not be said of another in the message's inside. Errors: `invalid_request`. */
-function ofItsSubject<T extends IncarnationKey>(message: T, subject: string): T {
-  if (subject.endsWith(`.${token(message.worker)}`)) return message;
-  throw malformed(`it is of worker ${message.worker} and came by ${subject}`);
 }
 
 function lost(server: string, why: string): KedgeError {

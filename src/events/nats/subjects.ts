@@ -1,6 +1,7 @@
 /** Names of the bus on NATS: subjects by place and worker, inboxes, message ids. Permissions are written in these. */
 
 import type { IncarnationKey } from "../../fleet/types.ts";
+import { malformed } from "../wire.ts";
 
 /** Where a node is; every agent's subjects begin with it. */
 export interface Place {
@@ -96,6 +97,12 @@ export class Subjects {
 /** The tokens `<region>.<cluster>.<node>.<worker>` of a worker's subject. */
 export function placeOf(subject: string): string {
   return subject.split(".").slice(2).join(".");
+}
+
+/** What a server lets a user say of one worker must not be said of another in the message's inside. Errors: `invalid_request`. */
+export function ofItsSubject<T extends IncarnationKey>(message: T, subject: string): T {
+  if (subject.endsWith(`.${token(message.worker)}`)) return message;
+  throw malformed(`it is of worker ${message.worker} and came by ${subject}`);
 }
 
 /** What makes a batch the same batch when it is sent again. */
