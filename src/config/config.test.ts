@@ -68,6 +68,11 @@ it("variables that Kubernetes sets for a service called kedge are not settings",
   expect(problem(() => loadConfig({ KEDGE_SERVICE: "x" }))).toContain("KEDGE_SERVICE");
 });
 
+it("the settings of redis-rest, which has its own, may stand in the same environment", () => {
+  expect(loadConfig({ KEDGE_REST_TOKEN: "t" })).toEqual(loadConfig({}));
+  expect(problem(() => loadConfig({ KEDGE_RESTS: "x" }))).toContain("KEDGE_RESTS");
+});
+
 it("API keys are digests, in either case, also as sha256sum prints them; others are told how to make one", () => {
   const hex = "0123456789abcdef".repeat(4);
   expect(loadConfig({ KEDGE_API_KEYS: `${hex.toUpperCase()}, ${hex}  -,` }).apiKeyDigests).toEqual([
