@@ -3,7 +3,6 @@
 import { createHash } from "node:crypto";
 import type { AgentStatus } from "../../gpu-agent/agent.ts";
 import type { KedgeConfig } from "../config/index.ts";
-import { KedgeError } from "../errors/index.ts";
 import { InProcessBus } from "../events/in-process.ts";
 import { createGateway } from "../gateway/index.ts";
 import { Indexer } from "../indexer/index.ts";
@@ -12,6 +11,7 @@ import { MemoryStore } from "../store/memory/index.ts";
 import { Registry } from "../telemetry/registry.ts";
 import { monotonicClock } from "./clock.ts";
 import type { EngineOption } from "./engine-option.ts";
+import { cannotListen } from "./listen.ts";
 import type { MockFleetOptions } from "./mock-fleet.ts";
 import type { ModelSettings } from "./models.ts";
 import { type EngineListing, type NodeEngines, type NodeLog, prepareEngines } from "./node-engines.ts";
@@ -154,17 +154,4 @@ async function serve(
       return served.close();
     },
   };
-}
-
-/** The two that users meet, with what to do; the rest as the system says it. */
-function cannotListen(thrown: NodeJS.ErrnoException, host: string, port: number): KedgeError {
-  const reasons: Readonly<Record<string, string>> = {
-    EADDRINUSE: `port ${port} is in use; choose another with --port`,
-    EACCES: `port ${port} needs more rights; choose one above 1023 with --port`,
-  };
-  const reason = reasons[thrown.code ?? ""] ?? thrown.message;
-  return new KedgeError("config_invalid", `Cannot listen on ${host}: ${reason}.`, {
-    cause: thrown,
-    param: "port",
-  });
 }

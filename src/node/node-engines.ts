@@ -146,17 +146,21 @@ export class NodeEngines {
     return this.agent.status();
   }
 
-  /** Nobody joins any more. With `retire`, gateways are told at once that nobody serves here: they send no more while requests end. */
-  leave(retire: boolean): void {
+  /** Tells gateways that nobody serves here from now on, so that they send no more while running requests end; nobody joins any more. */
+  leave(): void {
     this.stopped.abort();
-    if (!retire) return;
     for (const { id } of [...this.specs, ...this.late]) this.agent.remove(id);
   }
 
-  /** Lets running requests finish (config.limits.drainTimeoutMs), then ends everything that was started. Safe to call twice. */
+  /** Lets running requests finish, up to config.limits.drainTimeoutMs; the rest is ended. */
+  drain(): Promise<void> {
+    return this.ingress.drain(this.options.config.limits.drainTimeoutMs);
+  }
+
+  /** Drains, then ends everything that was started. Safe to call twice. */
   async close(): Promise<void> {
-    this.leave(false);
-    await this.ingress.drain(this.options.config.limits.drainTimeoutMs);
+    this.stopped.abort();
+    await this.drain();
     this.agent.stop();
     await Promise.all(this.mocks.map((mock) => mock.close()));
   }

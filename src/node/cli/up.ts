@@ -1,72 +1,32 @@
 /** `kedge up`: the whole of Kedge on one machine, with mock engines or engines that already run. */
 
-import { Command, InvalidArgumentError, Option } from "commander";
+import { Command } from "commander";
 import { isLoopback, type KedgeConfig } from "../../config/index.ts";
 import { type AllInOne, startAllInOne } from "../all-in-one.ts";
-import { type EngineOption, parseEngineOption } from "../engine-option.ts";
+import { addEngineOptions, ENGINE_HELP, type EngineFlags, mocksOf } from "./engine-flags.ts";
+import { logLine, stopSignal } from "./lifecycle.ts";
 import { addSettings, configFrom } from "./settings.ts";
 
-interface Flags {
-  readonly engine: readonly EngineOption[];
-  readonly mock?: number;
-  readonly profile: string;
-  readonly mockBlocks?: number;
-  readonly speed: number;
-  readonly scheme: "bytes" | "tokens";
-  readonly timeZone: string;
+interface Flags extends EngineFlags {
   readonly json?: boolean;
   readonly logDecisions?: boolean;
 }
 
 const DEFAULT_MOCKS = 2;
 const ABANDON_MS = 3_000;
-const ONE_WISH_MS = 500;
 
 export function upCommand(): Command {
-  const command = new Command("up")
-    .description(
-      "Run gateway and agent on this machine, in front of mock engines or of engines that already run.",
-    )
-    .addOption(
-      new Option("--engine <url[,key=value…]>", "a running engine (repeatable)")
-        .argParser((text: string, before: readonly EngineOption[]) => [...before, parseEngineOption(text)])
-        .default([], "none"),
-    )
-    .addOption(
-      new Option(
-        "--mock <n>",
-        `mock engines to start (default: ${DEFAULT_MOCKS}, with --engine 0)`,
-      ).argParser(whole),
-    )
-    .addOption(
-      new Option("--profile <name>", "timing of the mock engines")
-        .choices(["8b-h100", "70b-tp4-h100", "zero"])
-        .default("8b-h100"),
-    )
-    .addOption(new Option("--speed <factor>", "speed of the mock engines").argParser(positive).default(1))
-    .addOption(
-      new Option("--mock-blocks <n>", "KV blocks of each mock engine (default: the profile's)").argParser(
-        whole,
-      ),
-    )
-    .addOption(
-      new Option("--scheme <name>", "what prefix keys are made of")
-        .choices(["bytes", "tokens"])
-        .default("bytes"),
-    )
-    .option("--time-zone <zone>", "IANA zone in which chat templates print dates", "UTC")
+  const command = new Command("up").description(
+    "Run gateway and agent on this machine, in front of mock engines or of engines that already run.",
+  );
+  addEngineOptions(command, `${DEFAULT_MOCKS}, with --engine 0`)
     .option("--log-decisions", "print every decision as Dynamo does")
     .option("--json", "print what runs as one line of JSON");
   return addSettings(command).addHelpText("after", HELP).action(run);
 }
 
 const HELP = `
-An engine: http://host:port[,events=tcp://host:port][,replay=tcp://host:port][,role=aggregated|prefill|decode]
-           [,id=NAME][,model=FOLDER][,api-key=KEY]
-  events, replay  where rank 0 publishes KV events and answers replays; rank r is at port + r.
-                  Left out: as the engine says, else its cache is predicted.
-  model           folder with tokenizer.json and chat template; left out: the folder the engine loaded, if it is here.
-  role            prefill workers take no whole requests.
+${ENGINE_HELP}
 
 Examples:
   kedge up
@@ -76,12 +36,12 @@ Examples:
 async function run(flags: Flags, command: Command): Promise<void> {
   const config = configFrom(command);
   const workers = flags.mock ?? (flags.engine.length === 0 ? DEFAULT_MOCKS : 0);
-  const { profile, speed, mockBlocks, scheme, timeZone } = flags;
+  const { scheme, timeZone } = flags;
   const stopped = stopSignal();
   const starting = startAllInOne({
     config,
     engines: flags.engine,
-    mock: workers === 0 ? null : { workers, profile, speed, blocks: mockBlocks ?? null, streamInterval: 1 },
+    mock: mocksOf(flags, workers),
     model: { scheme, timeZone },
     logDecisions: flags.logDecisions ?? false,
     log: logLine,
@@ -99,32 +59,6 @@ async function abandon(starting: Promise<AllInOne>): Promise<void> {
   setTimeout(() => process.exit(130), ABANDON_MS).unref();
   await starting.then((running) => running.close()).catch(() => undefined);
   process.exit(130);
-}
-
-/** Standard error, so that standard output stays the banner or the JSON. */
-function logLine(level: string, message: string, fields: Readonly<Record<string, unknown>> = {}): void {
-  const facts = Object.entries(fields).map(([name, value]) => ` ${name}=${String(value)}`);
-  console.error(
-    `kedge: ${level === "debug" || level === "info" ? "" : `${level}: `}${message}${facts.join("")}`,
-  );
-}
-
-/**
- * Resolves at the first SIGINT or SIGTERM; a later one ends the process at once. Supervisors signal a whole group, so that
- * one wish arrives twice, from them and from a parent that passes it on.
- */
-function stopSignal(): Promise<undefined> {
-  return new Promise((resolve) => {
-    let firstMs: number | null = null;
-    const stop = (): void => {
-      const nowMs = performance.now();
-      firstMs ??= nowMs;
-      if (nowMs - firstMs > ONE_WISH_MS) process.exit(130);
-      resolve(undefined);
-    };
-    process.on("SIGINT", stop);
-    process.on("SIGTERM", stop);
-  });
 }
 
 function summary({ url, engines, store }: AllInOne): object {
@@ -172,16 +106,4 @@ function banner({ url, engines, store }: AllInOne, config: KedgeConfig, withMock
 /** An address that listens everywhere, as one that can be called. */
 function callable(url: string): string {
   return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:");
-}
-
-function whole(text: string): number {
-  if (!/^\d{1,7}$/.test(text)) throw new InvalidArgumentError("A whole number is expected.");
-  return Number(text);
-}
-
-function positive(text: string): number {
-  const value = Number(text);
-  if (!(value > 0) || !Number.isFinite(value))
-    throw new InvalidArgumentError("A number above 0 is expected.");
-  return value;
 }
