@@ -644,3 +644,20 @@ describe("lag", () => {
     expect(indexer.ranks).toBe(1);
   });
 });
+
+describe("malformed registrations", () => {
+  it("are told and let go, and the others of their write go in", async () => {
+    const site = new Site(4);
+    const store = site.far.store();
+    const register = store.register.bind(store);
+    store.register = async (registration) => {
+      if (registration.worker === "w2") throw new KedgeError("invalid_request", "No such worker can be.");
+      return register(registration);
+    };
+    site.indexer("one", { store }).start();
+    await site.pass(500);
+    expect(site.far.memory.fleet().map(({ worker }) => worker)).toEqual(["w0", "w1", "w3"]);
+    expect(site.errors).toEqual(["registration: invalid_request"]);
+    expect(site.indexers[0]!.queued).toBe(0);
+  });
+});

@@ -68,7 +68,7 @@ describeWithServers("kedge fleet", () => {
         log,
       });
       site.closeAtEnd(() => next.close());
-      await expect.poll(() => next.service.status().state).toBe("leading");
+      await expect.poll(() => next.service.status().state, { timeout: 10_000 }).toBe("leading");
       await site.converged();
       expect(site.store.epoch).not.toBe(epoch);
     } finally {

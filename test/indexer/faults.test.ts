@@ -1,7 +1,7 @@
 /** The indexer between a real NATS and a real Redis: whatever is killed, stopped or emptied, the view becomes what agents published. */
 
 import { type ChildProcess, spawn } from "node:child_process";
-import { afterEach, beforeEach, expect, it } from "vitest";
+import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { connectNatsBus, natsOptions } from "../../src/events/nats/index.ts";
 import { Indexer } from "../../src/indexer/index.ts";
 import { monotonicClock } from "../../src/node/clock.ts";
@@ -9,6 +9,10 @@ import { type IndexerHost, startIndexer } from "../../src/node/indexer.ts";
 import { openStore } from "../../src/node/redis-store.ts";
 import { describeWithServers, startRedis } from "../support/servers.ts";
 import { Site } from "./site.ts";
+
+/** The machine may be busy with other suites. */
+vi.setConfig({ testTimeout: 60_000 });
+const SOON = { timeout: 15_000, interval: 50 };
 
 let site: Site;
 beforeEach(async () => {
@@ -84,22 +88,22 @@ describeWithServers("the view becomes what agents published", () => {
   it("when the indexer is killed in the middle of its writes and another takes over", async () => {
     const first = await spawnIndexer();
     site.addAgent("a", 6, 3);
-    await expect.poll(() => first.state()).toBe("leading");
+    await expect.poll(() => first.state(), SOON).toBe("leading");
     const second = await spawnIndexer();
-    expect(await second.state()).toBe("standby");
+    await expect.poll(() => second.state(), SOON).toBe("standby");
     let killedAtMs = 0;
     await site.publish(200, async (round) => {
       if (round !== 100) return;
       await first.kill("SIGKILL");
       killedAtMs = performance.now();
     });
-    await expect.poll(() => second.state(), { timeout: 9_000, interval: 100 }).toBe("leading");
+    await expect.poll(() => second.state(), SOON).toBe("leading");
     console.log(`standby led ${Math.round(performance.now() - killedAtMs)} ms after the kill`);
     await site.converged();
     // A clean stop leaves the lease to whoever comes.
     expect(await second.kill("SIGTERM")).toBe(0);
     const third = await startHost();
-    await expect.poll(() => third.service.status().state, { timeout: 2_000 }).toBe("leading");
+    await expect.poll(() => third.service.status().state, SOON).toBe("leading");
     await site.publish(10);
     await site.converged();
   });
@@ -129,7 +133,7 @@ describeWithServers("the view becomes what agents published", () => {
     await site.converged();
     await site.stopNats();
     await site.publish(50);
-    await expect.poll(() => service.status().natsConnected, { timeout: 5_000 }).toBe(false);
+    await expect.poll(() => service.status().natsConnected, SOON).toBe(false);
     expect(service.ready).toBe(false);
     // The feed is seen to lag, and nobody is expired: all are silent, and so is the indexer's own heartbeat.
     const lagging = async (): Promise<number> =>

@@ -75,7 +75,7 @@ describeWithServers("the indexer's Durable Object", () => {
 
   it("begins with POST /start, and what agents publish arrives in Redis", async () => {
     expect((await call("/start", { method: "POST" })).status).toBe(200);
-    await expect.poll(async () => (await status()).state, { timeout: 5_000 }).toBe("leading");
+    await expect.poll(async () => (await status()).state, { timeout: 15_000 }).toBe("leading");
     site.addAgent("a", 6, 11);
     await site.publish(60);
     await site.converged();
