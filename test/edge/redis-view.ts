@@ -45,7 +45,10 @@ export interface RedisView {
   hold(registration: Registration, messages: readonly object[], keys: number): Promise<void>;
   /** Settings of a gateway Worker over this view. */
   readonly settings: Readonly<Record<string, string>>;
-  startWorker(settings?: Readonly<Record<string, string>>): Promise<RunningWorker>;
+  startWorker(
+    settings?: Readonly<Record<string, string>>,
+    entries?: Readonly<Record<string, string>>,
+  ): Promise<RunningWorker>;
   /** A Node gateway over the same view; its URL. */
   startNodeGateway(): Promise<string>;
 }
@@ -112,8 +115,8 @@ export async function startRedisView(): Promise<RedisView> {
       };
       await store.apply([{ ...registration, sequence: next(`kv ${registration.worker}`), ops: [op] }]);
     },
-    startWorker: async (more = {}) => {
-      const worker = await runWorker(await gatewayBundle(), { ...settings, ...more });
+    startWorker: async (more = {}, entries = {}) => {
+      const worker = await runWorker(await gatewayBundle(), { ...settings, ...more }, entries);
       closeAfterTest(() => worker.close());
       return worker;
     },

@@ -103,8 +103,8 @@ async function reserved(fleet: ReturnType<Awaited<ReturnType<typeof startRedisVi
 }
 
 describeWithRedis("while Redis is away", () => {
-  /** One good worker; known to the view, or to the Worker's seed fleet alone. */
-  async function setUp(knownTo: "view" | "seed") {
+  /** One good worker; known to the view, or to the Worker's seed fleet alone: that of a setting, or of the key-value binding. */
+  async function setUp(knownTo: "view" | "setting" | "entry") {
     const view = await startRedisView();
     const agent = await agentBehind(good);
     const one = registration("w0", { agent: { id: "r/c/n", url: agent.url } });
@@ -112,10 +112,11 @@ describeWithRedis("while Redis is away", () => {
       await view.register(one);
       await view.report(one, { activeBlocks: 0, prefillTokens: 0 });
     }
-    const worker = await view.startWorker({
-      KEDGE_STORE_DEADLINE_MS: "200",
-      ...(knownTo === "seed" && { KEDGE_SEED_FLEET: JSON.stringify([one]) }),
-    });
+    const seed = JSON.stringify([one]);
+    const worker = await view.startWorker(
+      { KEDGE_STORE_DEADLINE_MS: "200", ...(knownTo === "setting" && { KEDGE_SEED_FLEET: seed }) },
+      knownTo === "entry" ? { "seed-fleet": seed } : {},
+    );
     const ask = () => post(worker.url, "/v1/chat/completions", chat(PROMPTS[0]!, { stream: true }));
     return { view, worker, ask };
   }
@@ -143,11 +144,14 @@ describeWithRedis("while Redis is away", () => {
     ).toBeGreaterThan(5);
   });
 
-  it("a Worker that begins then serves its seed fleet", async () => {
-    const { view, ask } = await setUp("seed");
-    await view.redis.stop();
-    const answer = await ask();
-    expect([answer.status, answer.headers.get("x-kedge-rung")]).toEqual([200, "consistent-hash"]);
-    await answer.text();
-  });
+  it.each(["setting", "entry"] as const)(
+    "a Worker that begins then serves its seed fleet, from its %s",
+    async (where) => {
+      const { view, ask } = await setUp(where);
+      await view.redis.stop();
+      const answer = await ask();
+      expect([answer.status, answer.headers.get("x-kedge-rung")]).toEqual([200, "consistent-hash"]);
+      await answer.text();
+    },
+  );
 });

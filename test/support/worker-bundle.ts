@@ -82,10 +82,14 @@ export interface RunningWorker {
   close(): Promise<void>;
 }
 
-/** Starts one Worker with text bindings; compatibility settings are those of wrangler.toml. */
+/**
+ * Starts one Worker with text bindings, and with entries of a key-value binding KEDGE_KV if there are any; compatibility settings are those
+ * of wrangler.toml.
+ */
 export async function runWorker(
   { modules }: WorkerBundle,
   bindings: Readonly<Record<string, string>>,
+  entries: Readonly<Record<string, string>> = {},
 ): Promise<RunningWorker> {
   const toml = readFileSync(join(ROOT, "wrangler.toml"), "utf8");
   const options: MiniflareOptions = {
@@ -108,9 +112,12 @@ export async function runWorker(
               ]),
             ),
           },
-          env: Object.fromEntries(
-            Object.entries(bindings).map(([name, value]) => [name, { type: "text", value }]),
-          ),
+          env: {
+            ...Object.fromEntries(
+              Object.entries(bindings).map(([name, value]) => [name, { type: "text", value }]),
+            ),
+            ...(Object.keys(entries).length > 0 && { KEDGE_KV: { type: "kv", id: "kedge" } }),
+          },
           exports: {},
         },
       },
@@ -118,6 +125,10 @@ export async function runWorker(
   };
   const miniflare = new Miniflare(options);
   const url = await miniflare.ready;
+  for (const [key, value] of Object.entries(entries)) {
+    const store: unknown = await miniflare.getKVNamespace("KEDGE_KV");
+    await (store as { put(key: string, value: string): Promise<void> }).put(key, value);
+  }
   const inspector = await miniflare.getInspectorURL();
   return {
     url: url.origin,
