@@ -44,7 +44,7 @@ const PORTION_MS = (REASSERT_MS * 450) / CAPACITY_BLOCKS;
 const STEP_MS = 20;
 const TICK_MS = 1_000;
 const REPORT_MS = 250;
-const SETTLE_MS = 10_000;
+const SETTLE_MS = 30_000;
 
 /** `eventsPerS`: of all workers together. Nobody reports load and the indexer has no lease: that is counted idle. */
 export async function measureEvents(
@@ -127,11 +127,8 @@ export async function measureEvents(
 export async function measureIdle(rig: Rig, workers: number, durationMs: number): Promise<IdleFigures> {
   const { store } = rig.openStore(`idle-${workers}`);
   const plane = startPlane(store, store.lease("indexer", "bench", 6_000));
-  const publishers = await Promise.all(
-    Array.from({ length: workers }, async (_, i) =>
-      newPublisher(plane.bus, i, createTokensKeyer(await createHasher(), BLOCK_SIZE)),
-    ),
-  );
+  const keyer = createTokensKeyer(await createHasher(), BLOCK_SIZE);
+  const publishers = Array.from({ length: workers }, (_, i) => newPublisher(plane.bus, i, keyer));
   let sequence = 0;
   const every = (stepMs: number, act: () => void): NodeJS.Timeout => setInterval(act, stepMs);
   const timers = [
@@ -145,8 +142,11 @@ export async function measureIdle(rig: Rig, workers: number, durationMs: number)
     }),
   ];
   try {
-    // The first second registers everybody.
-    await new Promise((resolve) => setTimeout(resolve, 2_000));
+    plane.bus.onRollCall(() => {
+      for (const publisher of publishers) publisher.announce();
+    });
+    plane.bus.callRoll();
+    await plane.registered(workers);
     let elapsedMs = 0;
     const spent: Spent = await rig.spend(async () => {
       const startMs = performance.now();
@@ -187,6 +187,8 @@ interface Plane {
   readonly figures: { keys: number };
   /** Waits until everything published is written. */
   settle(): Promise<void>;
+  /** Waits until all workers are in the view, and a second more. */
+  registered(workers: number): Promise<void>;
   /** Errors: anything that the indexer had to repair, for then something else was measured. */
   check(): void;
   stop(): Promise<void>;
@@ -225,11 +227,12 @@ function startPlane(store: RedisStore, lease: LeaderLease | null): Plane {
     bus,
     indexer,
     figures,
-    settle: async () => {
-      const giveUpMs = performance.now() + SETTLE_MS;
-      while (indexer.figures.batchesApplied < figures.batches && performance.now() < giveUpMs) {
-        await new Promise((resolve) => setTimeout(resolve, 5));
-      }
+    settle: () => until(() => indexer.figures.batchesApplied >= figures.batches),
+    registered: async (workers) => {
+      await until(() => indexer.ranks >= workers && indexer.queued === 0);
+      await new Promise((resolve) => setTimeout(resolve, TICK_MS));
+      const known = (await store.fleet(0)).length;
+      if (known !== workers) errors.push(`of ${workers} workers ${known} are in the view`);
     },
     check: () => {
       const { batchesApplied, snapshotsRequested } = indexer.figures;
@@ -244,6 +247,11 @@ function startPlane(store: RedisStore, lease: LeaderLease | null): Plane {
       await indexer.stop();
     },
   };
+}
+
+async function until(isSo: () => boolean): Promise<void> {
+  const giveUpMs = performance.now() + SETTLE_MS;
+  while (!isSo() && performance.now() < giveUpMs) await new Promise((resolve) => setTimeout(resolve, 5));
 }
 
 function newPublisher(
