@@ -1,5 +1,6 @@
 /** The ladder over a real Redis that is stopped, hangs, and begins again empty: no request fails (issue's fault list, gateway's side). */
 
+import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { afterAll, beforeAll, expect, it } from "vitest";
 import { defineConfig } from "../../src/config/index.ts";
 import { createGateway } from "../../src/gateway/index.ts";
@@ -16,6 +17,8 @@ const TOKEN = "ladder";
 /** What a request may cost beyond the deadline on a machine that others use too. */
 const SLACK_MS = 400;
 const DEADLINE_MS = 100;
+/** Of a gateway that knows no fleet yet. */
+const COLD_DEADLINE_MS = 500;
 
 describeWithRedis("a view in Redis", () => {
   let redis: RunningServer;
@@ -36,14 +39,21 @@ describeWithRedis("a view in Redis", () => {
     await redis.stop("SIGKILL");
   });
 
-  async function gateway() {
+  /** `view`: each test has its own. */
+  async function gateway(view: string, url = rest.url) {
     const config = defineConfig({
       host: "127.0.0.1",
       explain: true,
-      store: { url: rest.url, token: TOKEN, deadlineMs: DEADLINE_MS },
+      store: { url, token: TOKEN, view, deadlineMs: DEADLINE_MS },
     });
+    // As hosts do: the gateway keeps requests to the deadline, later answers still tell of the fleet.
     const open = () =>
-      new RedisStore({ ...redisStoreOptions(config), clock: realClock, random: Math.random });
+      new RedisStore({
+        ...redisStoreOptions(config),
+        deadlineMs: 500,
+        clock: realClock,
+        random: Math.random,
+      });
     const registry = new Registry();
     const served: string[] = [];
     const app = createGateway({
@@ -88,9 +98,9 @@ describeWithRedis("a view in Redis", () => {
       };
     };
     /** What the indexer does when agents register with an empty view. */
-    const fill = async () => {
+    const fill = async (workers: readonly string[] = WORKERS) => {
       const store = open();
-      for (const worker of WORKERS) {
+      for (const worker of workers) {
         await store.register(registration(worker));
         idle(store, registration(worker));
       }
@@ -112,7 +122,7 @@ describeWithRedis("a view in Redis", () => {
   };
 
   it("that stops, hangs and begins again empty fails no request and needs no restart", async () => {
-    const { app, ask, fill, served } = await gateway();
+    const { app, ask, fill, served } = await gateway("stopped");
     await fill();
     await untilRung(ask, "exact");
 
@@ -146,12 +156,69 @@ describeWithRedis("a view in Redis", () => {
   }, 60_000);
 
   it("out of reach from the start is a 503 until it is there", async () => {
-    const { ask } = await gateway();
+    const { ask, fill } = await gateway("cold");
+    await fill();
     redis.pause();
     const answer = await ask();
-    expect(answer.status).toBe(503);
-    expect(answer.costMs).toBeLessThan(DEADLINE_MS + SLACK_MS);
     redis.resume();
+    expect(answer.status).toBe(503);
+    expect(answer.costMs).toBeLessThan(COLD_DEADLINE_MS + SLACK_MS);
     await expect.poll(async () => (await ask()).status, { timeout: 10_000, interval: 50 }).toBe(200);
   }, 30_000);
+
+  it("that takes 200 ms costs a request the deadline, and what it says late is heard", async () => {
+    const line = await slowLine(redis.port);
+    const front = await startRedisRest({
+      redis: { host: "127.0.0.1", port: line.port },
+      token: TOKEN,
+      port: 0,
+    });
+    const { ask, fill, served } = await gateway("slow", front.url);
+    await fill();
+    await untilRung(ask, "exact");
+    line.delayMs = 200;
+    for (let i = 0; i < 10; i++) {
+      const answer = await ask();
+      expect([answer.status, answer.rung]).toEqual([200, "consistent-hash"]);
+      expect(answer.costMs).toBeLessThan(DEADLINE_MS + SLACK_MS);
+    }
+    const { fill: grow } = await gateway("slow");
+    await grow(["late"]);
+    await expect
+      .poll(
+        async () => {
+          expect((await ask(`${served.length} ${"x".repeat(2_000)}`)).status).toBe(200);
+          return served;
+        },
+        { timeout: 15_000, interval: 20 },
+      )
+      .toContain("late");
+    line.delayMs = 0;
+    await fill();
+    await untilRung(ask, "exact");
+    await front.close();
+    line.close();
+  }, 60_000);
 });
+
+/** A line to Redis whose answers take as long as told. */
+async function slowLine(target: number) {
+  const line = { port: 0, delayMs: 0, close: () => {} };
+  const sockets = new Set<Socket>();
+  const server = createServer((near) => {
+    const far = connect(target, "127.0.0.1");
+    sockets.add(near).add(far);
+    near.pipe(far);
+    far.on("data", (chunk) => setTimeout(() => near.write(chunk), line.delayMs));
+    for (const socket of [near, far]) socket.on("error", () => {});
+    near.on("close", () => far.destroy());
+    far.on("close", () => near.destroy());
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  line.port = (server.address() as AddressInfo).port;
+  line.close = () => {
+    server.close();
+    for (const socket of sockets) socket.destroy();
+  };
+  return line;
+}
