@@ -35,7 +35,8 @@ export interface StreamLimits {
 export interface NatsBusOptions {
   /** `ws://` or `wss://` addresses, tried in turn. */
   readonly servers: readonly string[];
-  readonly credentials?: NatsCredentials;
+  /** Default: none. A function is asked with every connection, so that renewed ones need no restart. */
+  readonly credentials?: NatsCredentials | (() => NatsCredentials);
   /** First token of all subjects. */
   readonly prefix: string;
   /** The log: made by indexers with {@link StreamLimits} if there is none. */
@@ -413,11 +414,11 @@ export class NatsBus implements EventBus {
     }
   }
 
-  private open(server: string): Promise<Link> {
+  private async open(server: string): Promise<Link> {
     const { credentials, name, place, role, connectTimeoutMs, pingMs, openSocket } = this.options;
     return openLink({
       server,
-      credentials,
+      credentials: typeof credentials === "function" ? credentials() : credentials,
       name,
       inboxPrefix:
         role === "agent" ? this.subjects.agentInbox(place) : this.subjects.indexerInbox(place.region, name),

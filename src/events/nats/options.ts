@@ -3,6 +3,7 @@
 import type { KedgeConfig } from "../../config/index.ts";
 import { KedgeError } from "../../errors/index.ts";
 import type { NatsBusOptions } from "./bus.ts";
+import type { NatsCredentials } from "./connection.ts";
 
 export interface NatsHost
   extends Pick<
@@ -11,23 +12,17 @@ export interface NatsHost
   > {
   /** Name of this machine, for agents without `place.node`. */
   readonly hostName?: string;
-  /** Reads a credentials file; without it `nats.creds` must be the contents. */
+  /** Reads a credentials file, with every connection anew; without it `nats.creds` must be the contents. */
   readonly readFile?: (path: string) => string;
 }
 
-/** Errors: `config_invalid` without `nats.url`, or with one that is no WebSocket address. */
+/** Errors: `config_invalid` without `nats.url`, with one that is no WebSocket address, or with credentials that cannot be read. */
 export function natsOptions({ nats, place }: KedgeConfig, host: NatsHost): NatsBusOptions {
   const { hostName, readFile, ...rest } = host;
   return {
     ...rest,
     servers: serversOf(nats.url),
-    credentials: {
-      creds: nats.creds === null ? null : contentsOf(nats.creds, readFile),
-      nkey: nats.nkey,
-      token: nats.token,
-      user: nats.user,
-      password: nats.password,
-    },
+    credentials: credentialsOf(nats, readFile),
     prefix: nats.prefix,
     stream: nats.stream,
     place: { region: place.region, cluster: place.cluster, node: place.node ?? hostName ?? "local" },
@@ -53,14 +48,33 @@ function serversOf(url: string | null): string[] {
   return servers;
 }
 
+function credentialsOf(nats: KedgeConfig["nats"], readFile: NatsHost["readFile"]): () => NatsCredentials {
+  const { creds, nkey, token, user, password } = nats;
+  const current = () => ({
+    creds: creds === null ? null : contentsOf(creds, readFile),
+    nkey,
+    token,
+    user,
+    password,
+  });
+  // A file that cannot be read is told of at once, and not with the first connection.
+  current();
+  return current;
+}
+
 function contentsOf(creds: string, readFile: NatsHost["readFile"]): string {
   if (creds.includes("-----BEGIN")) return creds;
-  if (readFile !== undefined) return readFile(creds);
-  throw new KedgeError(
-    "config_invalid",
-    "KEDGE_NATS_CREDS must hold the contents of a credentials file here.",
-    {
-      param: "nats.creds",
-    },
-  );
+  const invalid = (message: string, cause?: unknown) =>
+    new KedgeError("config_invalid", message, { cause, param: "nats.creds" });
+  if (readFile === undefined) {
+    throw invalid("KEDGE_NATS_CREDS must hold the contents of a credentials file here.");
+  }
+  let contents: string;
+  try {
+    contents = readFile(creds);
+  } catch (thrown) {
+    throw invalid(`KEDGE_NATS_CREDS names a file that cannot be read: ${creds}.`, thrown);
+  }
+  if (contents.includes("-----BEGIN")) return contents;
+  throw invalid(`KEDGE_NATS_CREDS: ${creds} is no credentials file, which has a block "NATS USER JWT".`);
 }
