@@ -351,4 +351,19 @@ describe("the rest of a vouched stream", () => {
       await upstream.requests[0]!.abandoned;
     },
   );
+
+  it("never comes for a client that leaves before: the agent's request is closed as well", async () => {
+    const client = new AbortController();
+    let abandoned: Promise<void> | null = null;
+    const { response, result } = await attempt(
+      (_response, received) => {
+        abandoned = received.abandoned;
+        client.abort();
+      },
+      { client: client.signal },
+    );
+    expect(response.status).toBe(499);
+    expect(await result).toEqual({ kind: "abandoned", phase: "before_headers" });
+    await abandoned;
+  });
 });
