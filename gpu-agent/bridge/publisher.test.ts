@@ -283,3 +283,29 @@ describe("block size", () => {
     ]);
   });
 });
+
+describe("a plan made for an earlier life", () => {
+  test("stands while the engine's process is the same, and no longer after a restart of it", () => {
+    const rank = publisher();
+    expect(rank.stands("life-1")).toBe(true);
+    expect(rank.stands("another")).toBe(false);
+    for (const reason of ["cleared", "gap"] as const) {
+      rank.apply(batchOf(stored([1n], null)));
+      rank.reset(reason);
+    }
+    expect(["life-1", "life-2", "life-3"].map((life) => rank.stands(life))).toEqual([true, true, true]);
+    rank.apply(batchOf(stored([1n], null)));
+    rank.reset("restart");
+    expect(["life-1", "life-3", "life-4"].map((life) => rank.stands(life))).toEqual([false, false, true]);
+  });
+
+  test("is remembered for a bounded number of lives", () => {
+    const rank = publisher();
+    for (let i = 0; i < 20; i++) {
+      rank.apply(batchOf(stored([1n], null)));
+      rank.reset("cleared");
+    }
+    expect(rank.stands("life-1")).toBe(false);
+    expect(rank.stands("life-20")).toBe(true);
+  });
+});

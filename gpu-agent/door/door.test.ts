@@ -577,39 +577,40 @@ describe("a failure", () => {
 
   it("of a connection that the door closed while it lay idle is none", async () => {
     const test = await setUp((response) => void response.end("{}"));
+    const { keys } = test;
     const port = Number(new URL(test.agent.url).port);
     expect((await through(test, plan())).text).toBe("{}");
     await test.door.close();
-    const next = await startTestDoorAgain(test, port);
-    expect(await next()).toBe("{}");
+    const next = await startTestDoor(test.ingress, { port, keys });
+    closing.push(() => next.close());
+    expect((await through(test, plan())).text).toBe("{}");
+  });
+
+  it("of a connection that broke after the door had taken the plan is the node's, not the plan's", async () => {
+    let calls = 0;
+    const node = await startUpstream((response, { socket }) => {
+      calls++;
+      if (calls === 2) socket.resetAndDestroy();
+      else if (calls === 3)
+        response.writeHead(403, { "x-kedge-door": "1", "x-kedge-error": "plan_rejected" });
+      else response.setHeader("x-kedge-door", "1");
+      response.end("{}");
+    });
+    closing.push(() => node.close());
+    const { remote } = await setUp((response) => void response.end("{}"));
+    const send = async () => {
+      const request = { path: PATH, body: bytes(BODY), headers: {} };
+      const agent = { id: "a", url: `${node.url}/base/` };
+      return read(await remote.send(plan({ agent }), request, new AbortController().signal));
+    };
+    expect((await send()).text).toBe("{}");
+    await expect(send()).rejects.toMatchObject({ code: "upstream_unreachable" });
+    expect(calls).toBe(3);
+    expect(node.requests.map(({ path }) => path)).toEqual(Array(3).fill(`/base${PATH}`));
+    const tokens = node.requests.map(({ headers }) => headers.authorization);
+    expect(tokens[1]).toBe(tokens[2]);
   });
 });
-
-/** The same node after a restart of its agent, at its old port and with the same keys. */
-async function startTestDoorAgain(test: Awaited<ReturnType<typeof setUp>>, port: number) {
-  const { startDoor } = await import("./index.ts");
-  const { createPlanVerifier } = await import("../../src/plan/verify.ts");
-  const { Registry } = await import("../../src/telemetry/registry.ts");
-  const door = await startDoor({
-    host: "127.0.0.1",
-    port,
-    verifier: await createPlanVerifier({
-      jwks: JSON.stringify(test.signer.jwks),
-      audience: test.agent.id,
-      now: () => Date.now(),
-      onError: () => {},
-    }),
-    transport: test.ingress,
-    standing: () => "current",
-    status: () => ({ workers: [], requests: 0 }),
-    clock: { now: () => 0, setTimeout: () => 0, clearTimeout: () => {} },
-    limits: { bodyBytes: 1_000, inflightBodyBytes: 1_000, stallTimeoutMs: 1_000 },
-    registry: new Registry(),
-    log: () => {},
-  });
-  closing.push(() => door.close());
-  return async () => (await through(test, plan())).text;
-}
 
 describe("operators", () => {
   it("see liveness and readiness; figures only from near, status only from this machine and through nothing", async () => {

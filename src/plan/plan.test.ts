@@ -265,6 +265,15 @@ describe("anything else is refused", () => {
     await verify.verify(good, "r-9");
   });
 
+  it("is not: one request tried at several workers and ranks of a node", async () => {
+    const verify = await verifier();
+    for (const at of [{ worker: "a" }, { worker: "b" }, { worker: "b", rank: 0 }]) {
+      const token = await (await signer()).sign(plan(at));
+      expect(await verify.verify(token, "r-1")).toMatchObject(at);
+      await reason(verify, token);
+    }
+  });
+
   it("decoding takes what newer gateways add", () => {
     const claim = { ...claimsOf(plan(), "a", 0).plan, z: { later: true } };
     expect(planOf("r-1", claim)).toEqual(plan({ agent: null }));

@@ -31,7 +31,7 @@ export interface PlanVerifier {
 /** Clocks of gateways and agents may differ by so much. */
 const TOLERANCE_SECONDS = 5;
 const MAX_TOKEN_LENGTH = 8_192;
-/** Plans remembered until they expire, at about 100 bytes each: 7,000 requests a second at one node. */
+/** Plans remembered until they expire, at about 150 bytes each: 7,000 requests a second at one node. */
 const MAX_REMEMBERED = 262_144;
 
 /** Errors: `config_invalid` for keys that are none, or a URL without `load`. */
@@ -51,7 +51,8 @@ export async function createPlanVerifier(options: PlanVerifierOptions): Promise<
         throw refused("it is for another request");
       const plan = planOf(jti, payload.plan);
       if (plan === null) throw refused("its plan cannot be read");
-      seen.note(jti, (exp + TOLERANCE_SECONDS) * 1_000, now());
+      // A gateway that tries one request at several workers of a node signs a plan for each.
+      seen.note(`${plan.rank} ${plan.worker} ${jti}`, (exp + TOLERANCE_SECONDS) * 1_000, now());
       return plan;
     },
   };
@@ -92,7 +93,7 @@ async function check(token: string, key: CryptoKey, nowMs: number): Promise<JWTP
   }
 }
 
-/** Request ids of plans that were used, until none of their plans is good any more. Lives are equal, so the oldest expire first. */
+/** Plans that were used, by request and rank, until they are good no more. Lives are equal, so the oldest expire first. */
 class SeenPlans {
   private readonly expiries = new Map<string, number>();
   private readonly max: number;
@@ -101,20 +102,20 @@ class SeenPlans {
     this.max = max;
   }
 
-  note(requestId: string, expiresAtMs: number, nowMs: number): void {
+  note(use: string, expiresAtMs: number, nowMs: number): void {
     for (const [known, atMs] of this.expiries) {
       if (atMs > nowMs) break;
       this.expiries.delete(known);
     }
-    const before = this.expiries.get(requestId);
+    const before = this.expiries.get(use);
     if (before !== undefined && before > nowMs) throw refused("it has been used");
     if (this.expiries.size >= this.max) {
       throw new KedgeError("upstream_busy", "This node has taken too many plans at once.", {
         retryAfterSeconds: 1,
       });
     }
-    this.expiries.delete(requestId);
-    this.expiries.set(requestId, expiresAtMs);
+    this.expiries.delete(use);
+    this.expiries.set(use, expiresAtMs);
   }
 }
 

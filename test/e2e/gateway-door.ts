@@ -3,6 +3,7 @@
 import type { AgentStatus, PlanStanding } from "../../gpu-agent/agent.ts";
 import { type Door, type DoorClock, startDoor } from "../../gpu-agent/door/index.ts";
 import { type AgentTransport, createAgentTransport } from "../../src/node/agent-transport.ts";
+import type { Plan } from "../../src/plan/index.ts";
 import { newPlanKeys } from "../../src/plan/keys.ts";
 import { createPlanSigner, type PlanSigner } from "../../src/plan/sign.ts";
 import type { WorkerTransport } from "../../src/plan/transport.ts";
@@ -12,9 +13,12 @@ import { realClock } from "./gateway-fleet.ts";
 
 export const AGENT_ID = "r/c/n";
 
+type PlanKeys = Awaited<ReturnType<typeof newPlanKeys>>;
+
 export interface TestDoor {
   readonly door: Door;
   readonly agent: { readonly id: string; readonly url: string };
+  readonly keys: PlanKeys;
   readonly signer: PlanSigner;
   readonly remote: AgentTransport;
   /** Plans of this process's gateway, sent through the door. */
@@ -26,8 +30,12 @@ export interface TestDoor {
 
 export interface TestDoorOptions {
   readonly clock?: DoorClock;
+  /** Those of a door that was here before; default new ones. */
+  readonly keys?: PlanKeys;
+  /** Default: any free one. */
+  readonly port?: number;
   readonly limits?: Partial<{ bodyBytes: number; inflightBodyBytes: number; stallTimeoutMs: number }>;
-  readonly standing?: () => PlanStanding;
+  readonly standing?: (plan: Plan) => PlanStanding;
   readonly status?: () => AgentStatus;
 }
 
@@ -37,7 +45,7 @@ export async function startTestDoor(
   ingress: WorkerTransport,
   options: TestDoorOptions = {},
 ): Promise<TestDoor> {
-  const keys = await newPlanKeys();
+  const keys = options.keys ?? (await newPlanKeys());
   const signer = await createPlanSigner({ keys: JSON.stringify(keys.privateJwks) });
   const logged: string[] = [];
   const log = (_level: string, message: string, fields: object = {}) => {
@@ -52,7 +60,7 @@ export async function startTestDoor(
   const registry = new Registry();
   const door = await startDoor({
     host: "127.0.0.1",
-    port: 0,
+    port: options.port ?? 0,
     verifier,
     transport: ingress,
     standing: options.standing ?? (() => "current"),
@@ -72,6 +80,7 @@ export async function startTestDoor(
   return {
     door,
     agent,
+    keys,
     signer,
     remote,
     transport: { send: (plan, request, signal) => remote.send({ ...plan, agent }, request, signal) },

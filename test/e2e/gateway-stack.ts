@@ -16,6 +16,7 @@ import { serveGateway } from "../../src/node/server.ts";
 import { createHasher } from "../../src/prefix/hasher.ts";
 import { MemoryStore } from "../../src/store/memory/index.ts";
 import { Registry } from "../../src/telemetry/registry.ts";
+import { startTestDoor } from "./gateway-door.ts";
 import { eventually, realClock } from "./gateway-fleet.ts";
 
 export interface Stack {
@@ -39,6 +40,8 @@ export interface StackOptions {
   readonly config?: KedgeConfigInput;
   readonly agent?: Partial<AgentOptions>;
   readonly random?: () => number;
+  /** The gateway reaches the agent as one of another process would: by signed plans at its door. */
+  readonly door?: boolean;
 }
 
 /** Workers are named `w0`, `w1`, … in the order of the engines; resolves when all are in the fleet. */
@@ -47,6 +50,7 @@ export async function startStack({
   config,
   agent: agentOptions,
   random = Math.random,
+  door: hasDoor = false,
 }: StackOptions): Promise<Stack> {
   const settings = defineConfig({ host: "127.0.0.1", port: 0, explain: true, ...config });
   const running = await Promise.all(
@@ -102,11 +106,14 @@ export async function startStack({
     ingress.addEngine({ worker: `w${i}`, url: engine.url, dpSize: engines[i]?.dataParallelSize ?? 1 });
   });
   await agent.start();
+  const door = hasDoor
+    ? await startTestDoor(ingress, { standing: (plan) => agent.standing(plan), status: () => agent.status() })
+    : null;
   const registry = new Registry();
   const app = createGateway({
     config: settings,
     store,
-    transport: ingress,
+    transport: door?.transport ?? ingress,
     hasher: await createHasher(),
     clock: realClock,
     random,
@@ -134,6 +141,7 @@ export async function startStack({
       clearInterval(beat);
       await served.close();
       await ingress.drain(0);
+      await door?.close();
       agent.stop();
       indexer.stop();
       await Promise.all(running.map((engine) => engine.close()));

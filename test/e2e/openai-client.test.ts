@@ -1,4 +1,4 @@
-/** The official OpenAI client against the gateway, agent and mock engines (acceptance 2). */
+/** The official OpenAI client against the gateway, agent and mock engines, in one process and through the agent's door. */
 
 import OpenAI from "openai";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
@@ -7,12 +7,6 @@ import { type Stack, startStack } from "./gateway-stack.ts";
 
 let stack: Stack;
 let client: OpenAI;
-
-beforeAll(async () => {
-  stack = await startStack({ engines: [{}, {}] });
-  client = new OpenAI({ baseURL: `${stack.url}/v1`, apiKey: "unused", maxRetries: 0 });
-});
-afterAll(() => stack.close());
 
 const messages = (content: string): OpenAI.ChatCompletionMessageParam[] => [
   { role: "system", content: "You are the harbour master. ".repeat(60) },
@@ -32,7 +26,16 @@ const TOOLS: OpenAI.ChatCompletionTool[] = [
   },
 ];
 
-describe("the OpenAI client", () => {
+describe.each([
+  ["in one process", false],
+  ["through the agent's door", true],
+])("the OpenAI client %s", (_name, door) => {
+  beforeAll(async () => {
+    stack = await startStack({ engines: [{}, {}], door });
+    client = new OpenAI({ baseURL: `${stack.url}/v1`, apiKey: "unused", maxRetries: 0 });
+  });
+  afterAll(() => stack.close());
+
   it("lists and retrieves models", async () => {
     const names: string[] = [];
     for await (const model of client.models.list()) names.push(model.id);
