@@ -1,12 +1,21 @@
 /** Every channel of the bus, end to end over a real server; the newest and the oldest that are here. */
 
-import { realpathSync } from "node:fs";
 import { afterAll, afterEach, beforeAll, describe, expect, it } from "vitest";
-import { describeWithNats, NATS_SERVERS, type NatsServer, startNats } from "../support/servers.ts";
-import { batch, closeAll, connected, KEY, load, registration, snapshot, until } from "./rig.ts";
+import { describeWithNats, type NatsServer, startNats } from "../support/servers.ts";
+import {
+  batch,
+  closeAll,
+  connected,
+  DISTINCT_SERVERS,
+  KEY,
+  load,
+  registration,
+  snapshot,
+  until,
+} from "./rig.ts";
 
 describeWithNats("channels", () => {
-  describe.each([...new Set(NATS_SERVERS.map((path) => realpathSync(path)))])("with %s", (binary) => {
+  describe.each(DISTINCT_SERVERS)("with %s", (binary) => {
     let server: NatsServer;
     beforeAll(async () => {
       server = await startNats({ binary });

@@ -13,6 +13,7 @@ import {
   batch,
   closeAll,
   connected,
+  DISTINCT_SERVERS,
   KEY,
   load,
   type Rig,
@@ -37,7 +38,7 @@ const children: ChildProcess[] = [];
 /** Starts a server with a file of deploy/nats, its listeners moved to free ports of loopback and TLS left out. */
 async function start(
   file: string,
-  { leafPort, hubUrl }: { leafPort?: number; hubUrl?: string } = {},
+  { leafPort, hubUrl, binary }: { leafPort?: number; hubUrl?: string; binary?: string } = {},
 ): Promise<{ url: string }> {
   const folder = mkdtempSync(join(tmpdir(), "kedge-deploy-"));
   folders.push(folder);
@@ -53,7 +54,7 @@ async function start(
   const path = join(folder, file);
   writeFileSync(path, text);
   const env = { ...PASSWORDS, ...(hubUrl !== undefined && { KEDGE_NATS_HUB_URL: hubUrl }) };
-  const child = spawn(NATS_SERVERS[0]!, ["-c", path], { env, stdio: ["ignore", "ignore", "pipe"] });
+  const child = spawn(binary ?? NATS_SERVERS[0]!, ["-c", path], { env, stdio: ["ignore", "ignore", "pipe"] });
   children.push(child);
   let told = "";
   child.stderr.on("data", (chunk) => {
@@ -77,10 +78,10 @@ function clean(): void {
   for (const folder of folders.splice(0)) rmSync(folder, { recursive: true, force: true });
 }
 
-describeWithNats("site.conf", () => {
+describeWithNats.each(DISTINCT_SERVERS)("site.conf with %s", (binary) => {
   let url: string;
   beforeAll(async () => {
-    ({ url } = await start("site.conf"));
+    ({ url } = await start("site.conf", { binary }));
   });
   afterEach(closeAll);
   afterAll(clean);

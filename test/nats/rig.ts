@@ -1,9 +1,14 @@
 /** What the NATS suites share: buses with the process's timers, bounded waiting. */
 
+import { realpathSync } from "node:fs";
 import type { KedgeError } from "../../src/errors/index.ts";
 import { connectNatsBus, type NatsBus, type NatsBusOptions } from "../../src/events/nats/index.ts";
+import { NATS_SERVERS } from "../support/servers.ts";
 
 export * from "./samples.ts";
+
+/** Every nats-server that is here, once. */
+export const DISTINCT_SERVERS = [...new Set(NATS_SERVERS.map((path) => realpathSync(path)))];
 
 export const TIMERS = {
   setTimeout: (callback: () => void, delayMs: number) => setTimeout(callback, delayMs),
