@@ -31,16 +31,23 @@ export interface FetchTransportOptions {
   readonly signer: PlanSigner;
   /** Chosen per agent; default: the platform's own fetch. */
   readonly fetcherFor?: (agent: AgentAddress) => Fetcher;
+  /**
+   * Asked per request; true: its stream is not taken as vouched for and keeps its usage, so that the gateway looks inside and learns from
+   * it. Default: never.
+   */
+  readonly looksInside?: () => boolean;
 }
 
 /** Errors of `send`: those of the contract, and the code that an agent's door names for a request that it refused. */
 export function createFetchTransport(options: FetchTransportOptions): WorkerTransport {
-  const { signer, fetcherFor = () => ({ fetch: (url, init) => fetch(url, init) }) } = options;
+  const platform: Fetcher = { fetch: (url, init) => fetch(url, init) };
+  const { signer, fetcherFor = () => platform, looksInside = () => false } = options;
   return {
     async send(plan, request, signal) {
       const { agent } = plan;
       if (agent === null) throw unreachable(plan, "it has no agent that can be reached over the network");
-      const token = await signer.sign(plan);
+      const looking = looksInside();
+      const token = await signer.sign(looking ? { ...plan, dropUsage: false } : plan);
       const abort = new AbortController();
       const onAbort = () => abort.abort();
       if (signal.aborted) throw clientClosed();
@@ -52,7 +59,7 @@ export function createFetchTransport(options: FetchTransportOptions): WorkerTran
         );
         const refusal = await refusalOf(agent, answer);
         if (refusal !== null) throw refusal;
-        return responseOf(answer, abort);
+        return responseOf(answer, abort, looking);
       } catch (error) {
         if (signal.aborted) throw clientClosed(error);
         throw error instanceof KedgeError ? error : unreachable(plan, "its agent cannot be reached", error);
@@ -76,14 +83,14 @@ function initOf(token: string, { body, headers }: TransportRequest, signal: Abor
   return { method: "POST", headers: sent, body: body as Uint8Array<ArrayBuffer>, signal, redirect: "manual" };
 }
 
-function responseOf(answer: Response, abort: AbortController): TransportResponse {
+function responseOf(answer: Response, abort: AbortController, looking: boolean): TransportResponse {
   const headers: Record<string, string> = {};
   for (const name of DOOR_RESPONSE_HEADERS) {
     const value = answer.headers.get(name);
     if (value !== null) headers[name] = value;
   }
-  const body = new WebBody(answer.body, abort);
-  return { status: answer.status, headers, body, vouched: answer.headers.get(VOUCHED_HEADER) === "1" };
+  const vouched = !looking && answer.headers.get(VOUCHED_HEADER) === "1";
+  return { status: answer.status, headers, body: new WebBody(answer.body, abort), vouched };
 }
 
 /** What the door itself says when no engine answered, as the error that it was there. */

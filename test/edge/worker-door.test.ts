@@ -88,6 +88,19 @@ describe("a good engine", () => {
   });
 });
 
+describe("usage", () => {
+  it("is learnt from one stream in sixteen, whose client sees no difference", async () => {
+    const { call, metric } = await setUp({ speed: 100, meanOutputTokens: 8 });
+    for (let i = 0; i < 16; i++) {
+      const events = eventsOf(await (await call("/v1/chat/completions", chatInit(true))).text());
+      expect(events.at(-1)).toBe("[DONE]");
+      expect(events.some((event) => event.includes('"usage":{'))).toBe(false);
+    }
+    expect(await metric(PIPED)).toBe(15);
+    expect(await metric(`kedge_prompt_tokens_total{model="${MODEL}",worker="w"}`)).toBeGreaterThan(0);
+  });
+});
+
 describe("an engine that fails inside a stream", () => {
   it("by a cut: an error, no end mark, from the door, on the pipe", async () => {
     const { call, metric } = await setUp({ speed: 5, misbehaviour: { cutAfterTokens: 20 } });
