@@ -2,6 +2,7 @@
 
 import { request as httpRequest, type IncomingMessage } from "node:http";
 import { connect } from "node:net";
+import fc from "fast-check";
 import { afterEach, describe, expect, it } from "vitest";
 import type { KedgeError } from "../../src/errors/index.ts";
 import type { Plan } from "../../src/plan/index.ts";
@@ -609,6 +610,100 @@ describe("a failure", () => {
     expect(node.requests.map(({ path }) => path)).toEqual(Array(3).fill(`/base${PATH}`));
     const tokens = node.requests.map(({ headers }) => headers.authorization);
     expect(tokens[1]).toBe(tokens[2]);
+  });
+});
+
+describe("whatever comes", () => {
+  const text = fc.string({ unit: "binary", maxLength: 60 });
+  const ascii = fc.string({ unit: "grapheme-ascii", maxLength: 60 });
+
+  it("from callers: refused, and the door stands", async () => {
+    const test = await setUp((response) => void response.end("{}"));
+    const good = await test.signer.sign(plan({ agent: test.agent }));
+    const token = fc.oneof(
+      ascii,
+      fc.nat(good.length - 1).map((at) => good.slice(0, at)),
+      fc
+        .tuple(fc.nat(good.length - 1), ascii)
+        .map(([at, with_]) => good.slice(0, at) + with_ + good.slice(at)),
+      fc
+        .json()
+        .map(
+          (header) => `${Buffer.from(header).toString("base64url")}.${good.split(".").slice(1).join(".")}`,
+        ),
+    );
+    await fc.assert(
+      fc.asyncProperty(token, ascii, fc.webPath(), text, async (bearer, id, path, payload) => {
+        fc.pre(bearer.trim() !== good);
+        const response = await fetch(test.agent.url + (path.startsWith("/") ? path : `/${path}`), {
+          method: "POST",
+          headers: { authorization: `Bearer ${bearer}`, "x-request-id": id },
+          body: payload,
+        });
+        expect(response.status).toBe(403);
+      }),
+      { numRuns: 150, seed: 4 },
+    );
+    expect(test.engine.connections).toBe(0);
+  });
+
+  it("in bodies: reaches the engine as it is, or is the client's fault where the salt must go in", async () => {
+    const test = await setUp((response, { body }) => void response.end(JSON.stringify(body)));
+    await fc.assert(
+      fc.asyncProperty(fc.oneof(text, fc.json()), fc.boolean(), async (body, salted) => {
+        const response = await raw(test, plan({ cacheSalt: salted ? "s" : null }), { body });
+        const answer = await response.text();
+        if (response.status === 200 && !salted) expect(JSON.parse(answer)).toBe(body);
+        else if (response.status !== 200) expect([salted, response.status]).toEqual([true, 400]);
+      }),
+      { numRuns: 100, seed: 4 },
+    );
+  });
+
+  it("from an engine: a stream has an end mark, or an error last, and never an end that the engine did not send", async () => {
+    let pieces: readonly string[] = [];
+    let isCut = false;
+    const test = await setUp(async (response) => {
+      openStream(response);
+      for (const piece of pieces) {
+        response.write(piece);
+        await new Promise(setImmediate);
+      }
+      if (isCut) response.destroy();
+      else response.end();
+    });
+    const piece = fc.oneof(
+      text,
+      fc.constantFrom(
+        chatChunk("a"),
+        chatChunk("b").slice(0, 20),
+        ": c\n\n",
+        usageChunk(3, 0),
+        "\n\n",
+        "data: ",
+        'data: {"error":{"code":500}}\n\n',
+        DONE,
+      ),
+    );
+    await fc.assert(
+      fc.asyncProperty(
+        fc.array(piece, { maxLength: 8 }),
+        fc.boolean(),
+        fc.boolean(),
+        async (sent, cut, drop) => {
+          pieces = sent;
+          isCut = cut;
+          const answer = await (await raw(test, plan({ dropUsage: drop }))).text();
+          const last = answer.trimEnd().split("\n\n").at(-1)!;
+          const isOurs = last.includes('"code":"stream_interrupted"');
+          const told = sent.join("");
+          if (!isOurs) expect(told).toMatch(/\[DONE\]|error/);
+          if (!told.includes("[DONE]")) expect(answer).not.toContain("[DONE]");
+          if (cut) expect(isOurs).toBe(true);
+        },
+      ),
+      { numRuns: 150, seed: 4 },
+    );
   });
 });
 

@@ -68,7 +68,7 @@ async function until(condition: () => boolean | Promise<boolean>): Promise<void>
   await expect.poll(condition, { timeout: 10_000, interval: 20 }).toBe(true);
 }
 
-/** The rest of a site: NATS, an indexer over a memory view, and a gateway that reaches agents over the network. */
+/** The rest of a site: NATS, an indexer over a memory view, and a gateway whose keys agents read at its URL. */
 async function startSite() {
   const nats = await startNats();
   closing.push(() => nats.stop());
@@ -112,13 +112,14 @@ async function startSite() {
     random: Math.random,
     log: { warn: () => undefined },
     registry: new Registry(),
+    jwks: signer.jwks,
   });
   const gateway = await serveGateway({ app, host: "127.0.0.1", port: 0, drainTimeoutMs: 0 });
   closing.push(async () => {
     await gateway.close();
     remote.close();
   });
-  const jwks = JSON.stringify(keys.publicJwks);
+  const jwks = `${gateway.url}/.well-known/jwks.json`;
   const agent = (...args: string[]) =>
     kedge(
       ...["agent", "--json", "--port", "0", "--nats-url", nats.url, "--plan-jwks", jwks],
