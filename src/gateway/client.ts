@@ -7,7 +7,7 @@ export interface AnswerWriter {
   write(chunk: Uint8Array): boolean;
   end(): void;
   /**
-   * Sends a stream as the host does it most cheaply, after all that was written; `end` or, upon `cut`, one more `write` follows.
+   * Sends a stream as the host does it most cheaply, after all that was written; what is written meanwhile, and the end, come after it.
    * `cut`: the stream failed; `gone`: the client left. Absent where passing chunks is as cheap.
    */
   pipe?(stream: ReadableStream<Uint8Array>): Promise<PipeEnd>;

@@ -2,56 +2,12 @@
 
 import { beforeAll, describe, expect, it } from "vitest";
 import { defineConfig } from "../../src/config/index.ts";
-import type { Registration } from "../../src/fleet/types.ts";
 import { createGateway } from "../../src/gateway/index.ts";
 import type { Plan } from "../../src/plan/index.ts";
 import { createHasher } from "../../src/prefix/hasher.ts";
 import { MemoryStore } from "../../src/store/memory/index.ts";
 import { Registry } from "../../src/telemetry/registry.ts";
-
-const registration: Registration = {
-  worker: "w",
-  rank: 0,
-  incarnation: "1",
-  agent: null,
-  model: "m",
-  servedNames: ["m"],
-  adapters: [],
-  card: {
-    version: 1,
-    model: "m",
-    scheme: "bytes",
-    unitSize: 128,
-    chatTemplate: "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}",
-    namedTemplates: {},
-    contentFormat: "string",
-    bosToken: null,
-    eosToken: null,
-    specialTokens: {},
-    addedPrefix: null,
-    leadingSpace: null,
-    normalizer: null,
-    strippingTokens: [],
-    timeZone: "UTC",
-    bytesPerToken: 4,
-    maxModelLen: 8_192,
-  },
-  role: "aggregated",
-  region: "r",
-  cluster: "c",
-  node: "n",
-  engine: "scripted",
-  dpSize: 1,
-  blockSize: 16,
-  totalBlocks: 1_000,
-  maxNumBatchedTokens: 2_048,
-  maxNumSeqs: 256,
-  maxModelLen: 8_192,
-  // Judged by predictions, which are all that this view hears.
-  kvEvents: false,
-  saltInEvents: true,
-  taints: [],
-};
+import { registration } from "./registration.ts";
 
 const plans: Plan[] = [];
 let app: ReturnType<typeof createGateway>;
@@ -65,7 +21,7 @@ beforeAll(async () => {
     store.report([{ worker, rank: 0, incarnation: "1", sequence, ...idle, admitted }]);
   };
   for (const worker of ["a", "b"]) {
-    store.register({ ...registration, worker });
+    store.register(registration(worker));
     report(worker, []);
   }
   app = createGateway({

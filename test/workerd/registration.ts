@@ -1,0 +1,47 @@
+/** A worker as agents announce it, for suites that have no file system. */
+
+import type { AgentAddress, Registration } from "../../src/fleet/types.ts";
+
+export const registration = (worker: string, agent: AgentAddress | null = null): Registration => ({
+  worker,
+  agent,
+  rank: 0,
+  incarnation: "1",
+  model: "m",
+  servedNames: ["m"],
+  adapters: [],
+  card: {
+    version: 1,
+    model: "m",
+    scheme: "bytes",
+    unitSize: 128,
+    chatTemplate: "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}",
+    namedTemplates: {},
+    contentFormat: "string",
+    bosToken: null,
+    eosToken: null,
+    specialTokens: {},
+    addedPrefix: null,
+    leadingSpace: null,
+    normalizer: null,
+    strippingTokens: [],
+    timeZone: "UTC",
+    bytesPerToken: 4,
+    maxModelLen: 8_192,
+  },
+  role: "aggregated",
+  region: "r",
+  cluster: "c",
+  node: "n",
+  engine: "scripted",
+  dpSize: 1,
+  blockSize: 16,
+  totalBlocks: 1_000,
+  maxNumBatchedTokens: 2_048,
+  maxNumSeqs: 256,
+  maxModelLen: 8_192,
+  // Judged by predictions, which are all that this view hears.
+  kvEvents: false,
+  saltInEvents: true,
+  taints: [],
+});
