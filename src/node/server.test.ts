@@ -146,6 +146,23 @@ describe("serveGateway", () => {
     await expect(fetch(server.url, { method: "POST" })).rejects.toThrow();
   });
 
+  it.each([
+    ["that never carried a request", ""],
+    ["with half a request", "POST / HTTP/1.1\r\nhos"],
+  ])("does not wait for a connection %s", async (_name, sent) => {
+    const { server, arrival } = await start(600_000);
+    const silent = connect(Number(new URL(server.url).port), "127.0.0.1").resume();
+    await once(silent, "connect");
+    silent.on("error", () => {});
+    silent.write(sent);
+    // The server has the older connection when it answers on a younger one.
+    const { response, writer } = await openStream(server, arrival);
+    const closed = server.close();
+    writer.end();
+    expect(await text(response)).toBe("first");
+    await closed;
+  });
+
   it("breaks connections that overstay", async () => {
     const { server, arrival } = await start(1);
     const { response, client } = await openStream(server, arrival);

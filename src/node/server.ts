@@ -25,7 +25,7 @@ export interface ServedGateway {
 const DEFAULT_DRAIN_MS = 30_000;
 /** Above the usual idle time of load balancers, so that they close first. */
 const KEEP_ALIVE_MS = 75_000;
-/** How often a closing server looks for connections that have become idle. */
+/** How often a closing server looks for connections that have nothing more to do. */
 const CLOSE_POLL_MS = 20;
 const MAX_HEADER_BYTES = 32 * 1024;
 
@@ -45,6 +45,7 @@ export async function serveGateway(options: ServeOptions): Promise<ServedGateway
   );
   // Requests that a client sends ahead each listen for the end of its one connection.
   server.on("connection", (socket) => socket.setMaxListeners(0));
+  const answers = countAnswers(server);
   await listen(server, host, port);
   const address = server.address() as AddressInfo;
   const name = address.family === "IPv6" ? `[${address.address}]` : address.address;
@@ -52,7 +53,7 @@ export async function serveGateway(options: ServeOptions): Promise<ServedGateway
   return {
     url: `http://${name}:${address.port}`,
     close: () => {
-      closing ??= closeServer(server, drainTimeoutMs);
+      closing ??= closeServer(server, answers, drainTimeoutMs);
       return closing;
     },
   };
@@ -68,10 +69,28 @@ function listen(server: Server, host: string, port: number): Promise<void> {
   });
 }
 
-function closeServer(server: Server, drainTimeoutMs: number): Promise<void> {
+interface Answers {
+  /** Requests whose answer has not left yet. */
+  open: number;
+}
+
+function countAnswers(server: Server): Answers {
+  const answers: Answers = { open: 0 };
+  server.on("request", (_request, response) => {
+    answers.open++;
+    response.once("close", () => answers.open--);
+  });
+  return answers;
+}
+
+/** `closeIdleConnections` spares connections that never carried a request, and clients keep such in reserve. */
+function closeServer(server: Server, answers: Answers, drainTimeoutMs: number): Promise<void> {
   return new Promise((resolve) => {
     const force = setTimeout(() => server.closeAllConnections(), drainTimeoutMs);
-    const idle = setInterval(() => server.closeIdleConnections(), CLOSE_POLL_MS);
+    const idle = setInterval(() => {
+      if (answers.open === 0) server.closeAllConnections();
+      else server.closeIdleConnections();
+    }, CLOSE_POLL_MS);
     server.close(() => {
       clearTimeout(force);
       clearInterval(idle);
