@@ -559,8 +559,13 @@ export class Indexer {
     // What was written meanwhile is newer than the answer.
     if (feed === undefined || then === undefined || feed.applied !== then.applied) return;
     const inView = Math.max(0, then.published - row.feed.lagEvents);
-    if (feed.applied === null) this.#feeds.applied(feed, inView);
-    else if (inView < feed.applied) feed.applied = inView;
+    if (feed.applied === null) {
+      this.#feeds.applied(feed, inView);
+      // A view that has nothing of what was published is a new one, unless it is on its way.
+      if (inView === 0 && then.published > 0 && this.#writer.idle) this.#snapshots.want(feed);
+    } else if (inView < feed.applied) {
+      feed.applied = inView;
+    }
   }
 
   /** The view has answered; if it is another one than before, it is told everything again. */

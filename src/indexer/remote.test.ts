@@ -474,7 +474,7 @@ describe("an emptied view", () => {
     const site = new Site(3);
     for (const publisher of site.publishers) publisher.grow(5, true);
     site.indexer().start();
-    for (let i = 0; i < 5; i++) {
+    for (let i = 0; i < 3; i++) {
       for (const publisher of site.publishers) publisher.report();
       await site.pass(1_000);
     }

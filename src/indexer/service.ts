@@ -73,6 +73,9 @@ const REPEAT_MS = 10_000;
 /** Registrations are written again well before their rows are forgotten. */
 const REGISTRATIONS_PER_HORIZON = 4;
 
+/** A bus gives up by itself when an agent falls silent; a large cache over a thin line may take its time. */
+const SNAPSHOT_WITHIN_MS = 60_000;
+
 const STATE_WORDS: Readonly<Record<IndexerState, string>> = {
   stopped: "stopped",
   leading: "leading: folds the log into the view",
@@ -108,6 +111,7 @@ export class IndexerService {
       remote: { timers },
       lease: this.#lease(store.lease(LEASE_NAME, name, leaseTtlMs)),
       leaseTtlMs,
+      snapshotTimeoutMs: SNAPSHOT_WITHIN_MS,
       registerAgainMs: config.feed.horizonMs / REGISTRATIONS_PER_HORIZON,
       onError: (error, doing) => this.#tell(error, doing),
       onState: (state) => options.log("info", STATE_WORDS[state]),

@@ -67,6 +67,11 @@ export class Writer {
     return this.#queue.length;
   }
 
+  /** Nothing is queued or being written. */
+  get idle(): boolean {
+    return this.#queue.length === 0 && !this.#writing;
+  }
+
   add(...work: readonly Work[]): void {
     if (work.length === 0) return;
     for (const each of work) {

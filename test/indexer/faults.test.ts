@@ -16,7 +16,8 @@ const SOON = { timeout: 15_000, interval: 50 };
 
 let site: Site;
 beforeEach(async () => {
-  site = await Site.start();
+  // An index in several parts has more that may be torn apart.
+  site = await Site.start({ shards: 3 });
 });
 afterEach(() => site.close());
 

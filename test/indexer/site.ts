@@ -139,26 +139,26 @@ export class Site {
   readonly agents: MirroredAgent[] = [];
   readonly #closing: (() => Promise<unknown>)[] = [];
 
-  private constructor(redis: RunningServer, nats: NatsServer, rest: RestServer) {
+  private constructor(redis: RunningServer, nats: NatsServer, rest: RestServer, shards: number) {
     this.redis = redis;
     this.nats = nats;
     this.rest = rest;
     this.config = defineConfig({
-      store: { url: rest.url, token: TOKEN },
+      store: { url: rest.url, token: TOKEN, shards },
       nats: { url: nats.url },
       place: { region: "eu", cluster: "lab", node: "tests" },
     });
     this.store = openStore(this.config);
   }
 
-  static async start(): Promise<Site> {
+  static async start({ shards = 1 } = {}): Promise<Site> {
     const [redis, nats] = await Promise.all([startRedis(), startNats()]);
     const rest = await startRedisRest({
       redis: { host: "127.0.0.1", port: redis.port },
       token: TOKEN,
       port: 0,
     });
-    return new Site(redis, nats, rest);
+    return new Site(redis, nats, rest, shards);
   }
 
   /** Environment of a process that belongs here. */
@@ -168,6 +168,7 @@ export class Site {
       KEDGE_REDIS_TOKEN: TOKEN,
       KEDGE_NATS_URL: this.nats.url,
       KEDGE_REGION: "eu",
+      KEDGE_VIEW_SHARDS: String(this.config.store.shards),
     };
   }
 
