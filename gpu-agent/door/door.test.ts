@@ -1,10 +1,13 @@
 /** The door against real sockets: nobody without a good plan reaches an engine; answers pass true; streams are judged; errors keep their code. */
 
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { request as httpRequest, type IncomingMessage } from "node:http";
 import { connect } from "node:net";
 import fc from "fast-check";
 import { afterEach, describe, expect, it } from "vitest";
 import type { KedgeError } from "../../src/errors/index.ts";
+import { createAgentTransport } from "../../src/node/agent-transport.ts";
 import type { Plan } from "../../src/plan/index.ts";
 import type { BodySink, TransportResponse } from "../../src/plan/transport.ts";
 import { startTestDoor, type TestDoor, type TestDoorOptions } from "../../test/e2e/gateway-door.ts";
@@ -574,6 +577,30 @@ describe("a failure", () => {
       message: expect.stringContaining("no Kedge agent"),
     });
     expect(await send({ id: "another", url: test.agent.url })).toMatchObject({ code: "upstream_error" });
+  });
+
+  it("of a node that takes no connections is known within the connect timeout", async () => {
+    // Its process hangs: the kernel takes a few connections for it and then no more.
+    const hang = "Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)";
+    const listen = `require("net").createServer().listen(0, "127.0.0.1", 1, function () { console.log(this.address().port); ${hang}; })`;
+    const child = spawn(process.execPath, ["-e", listen], { stdio: ["ignore", "pipe", "ignore"] });
+    closing.push(async () => void child.kill("SIGKILL"));
+    const [text] = await once(child.stdout, "data");
+    const port = Number(text);
+    for (let i = 0; i < 4; i++) {
+      const socket = connect(port, "127.0.0.1");
+      socket.on("error", () => {});
+      closing.push(async () => void socket.destroy());
+    }
+    const { signer } = await setUp((response) => void response.end("{}"));
+    const remote = createAgentTransport({ signer, connectTimeoutMs: 200 });
+    closing.push(async () => remote.close());
+    const agent = { id: "a", url: `http://127.0.0.1:${port}` };
+    const request = { path: PATH, body: bytes(BODY), headers: {} };
+    await expect(remote.send(plan({ agent }), request, new AbortController().signal)).rejects.toMatchObject({
+      code: "upstream_unreachable",
+      kind: { retryable: true, countsAgainstBreaker: true },
+    });
   });
 
   it("of a connection that the door closed while it lay idle is none", async () => {

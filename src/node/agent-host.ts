@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { hostname } from "node:os";
 import type { AgentStatus } from "../../gpu-agent/agent.ts";
 import { type Door, startDoor } from "../../gpu-agent/door/index.ts";
-import type { KedgeConfig } from "../config/index.ts";
+import { isLoopback, type KedgeConfig } from "../config/index.ts";
 import { KedgeError } from "../errors/index.ts";
 import { connectNatsBus, type NatsHost, natsOptions } from "../events/nats/index.ts";
 import type { AgentAddress } from "../fleet/types.ts";
@@ -107,8 +107,16 @@ async function verifierOf({ plan }: KedgeConfig, audience: string, log: NodeLog)
       { param: "plan.jwks" },
     );
   }
+  const jwks = await keySources(plan.jwks);
+  for (const url of jwks.match(/^http:\/\/\S+/gm) ?? []) {
+    if (isLoopback(new URL(url).hostname)) continue;
+    log(
+      "warn",
+      `the plan keys at ${url} come unprotected: whoever can change them on the way can use the engines; use https`,
+    );
+  }
   return createPlanVerifier({
-    jwks: await keySources(plan.jwks),
+    jwks,
     audience,
     now: () => Date.now(),
     load: loadKeys,
