@@ -73,13 +73,14 @@ describeWithServers("the indexer's Durable Object", () => {
     expect((await call("/start")).status).toBe(405);
   });
 
-  it("begins with POST /start, and what agents publish arrives in Redis", async () => {
-    expect((await call("/start", { method: "POST" })).status).toBe(200);
-    await expect.poll(async () => (await status()).state, { timeout: 15_000 }).toBe("leading");
+  it("begins with the cron trigger, and what agents publish arrives in Redis", async () => {
+    const { scheduled } = await worker.getWorker();
+    expect(await scheduled({ cron: "* * * * *" })).toMatchObject({ outcome: "ok" });
     site.addAgent("a", 6, 11);
     await site.publish(60);
     await site.converged();
-    expect((await status()).natsConnected).toBe(true);
+    expect((await call("/start", { method: "POST" })).status).toBe(200);
+    expect(await status()).toMatchObject({ state: "leading", natsConnected: true });
     expect(await (await call("/metrics")).text()).toContain(
       'kedge_indexer_lag_events{worker="a-0",rank="0"} 0',
     );
