@@ -17,6 +17,7 @@ import { startAgentHost } from "../../src/node/agent-host.ts";
 import { createAgentTransport } from "../../src/node/agent-transport.ts";
 import { parseEngineOption } from "../../src/node/engine-option.ts";
 import { serveGateway } from "../../src/node/server.ts";
+import type { Plan } from "../../src/plan/index.ts";
 import { newPlanKeys } from "../../src/plan/keys.ts";
 import { createPlanSigner } from "../../src/plan/sign.ts";
 import { createHasher } from "../../src/prefix/hasher.ts";
@@ -131,7 +132,7 @@ async function startSite() {
       headers: { "content-type": "application/json", ...headers },
       body: JSON.stringify({ model: "mock", max_tokens: 4, messages: [{ role: "user", content }], ...extra }),
     });
-  return { nats, store, loads, agent, chat };
+  return { nats, store, loads, agent, chat, remote };
 }
 
 const LONG = "The quick brown fox jumps over the lazy dog. ".repeat(40);
@@ -196,6 +197,38 @@ describeWithNats("kedge agent", () => {
       text += new TextDecoder().decode(part.value);
     expect(text.trimEnd().endsWith("data: [DONE]")).toBe(true);
     expect(await stopped).toBe(0);
+  });
+
+  it("killed and started again, serves under its new address, and plans for its former life are void", async () => {
+    const { store, agent, chat, remote } = await startSite();
+    const first = agent("--mock", "1");
+    await summaryOf(first);
+    await until(() => store.fleet().length === 1);
+    const before = store.fleet()[0]!;
+    await stop(first, "SIGKILL");
+    const failed = await chat("hello");
+    expect(failed.status).toBe(502);
+    expect(await failed.json()).toMatchObject({ error: { code: "upstream_unreachable" } });
+
+    const second = agent("--mock", "1");
+    const { agent: address } = await summaryOf(second);
+    await until(() => store.fleet()[0]?.agent?.url === address.url);
+    await until(async () => (await chat("hello")).status === 200);
+    const plan: Plan = {
+      ...{ agent: address, requestId: "late", model: "mock", worker: before.worker, rank: 0 },
+      ...{ incarnation: before.incarnation, role: "aggregated", deadlineMs: null, dropUsage: false },
+      load: { promptTokens: 1, overlapTokens: 0, blocks: 1 },
+      cacheSalt: null,
+    };
+    const request = {
+      path: "/v1/chat/completions",
+      body: new TextEncoder().encode("{}"),
+      headers: { "x-request-id": "late" },
+    };
+    await expect(remote.send(plan, request, new AbortController().signal)).rejects.toMatchObject({
+      code: "upstream_busy",
+    });
+    expect(await stop(second)).toBe(0);
   });
 
   it("is there before its engine and before NATS, and joins when they come", async () => {
