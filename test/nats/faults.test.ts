@@ -5,6 +5,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { connect, headers } from "nats.ws";
 import { afterAll, afterEach, beforeAll, expect, it } from "vitest";
+import { encodeKey, encodeSnapshot } from "../../src/events/codec.ts";
+import type { IncarnationKey } from "../../src/fleet/types.ts";
 import type { KvBatch } from "../../src/store/types.ts";
 import { describeWithNats, freePort, type NatsServer, startNats } from "../support/servers.ts";
 import { batch, closeAll, connected, KEY, load, registration, rig, snapshot, until } from "./rig.ts";
@@ -58,6 +60,41 @@ describeWithNats("with one server that stays", () => {
       5_000,
     );
     expect(taken.sort()).toEqual([1, 2, 3]);
+  });
+
+  it("goes on where it stopped when nobody listened for a while, as an indexer does that stood by", async () => {
+    const stream = { stream: "STANDBY", prefix: "standby" };
+    const { bus: indexer } = await connected(server.url, { role: "indexer", ...stream });
+    const { bus: agent } = await connected(server.url, { role: "agent", ...stream });
+    const heard: number[] = [];
+    const listen = () =>
+      indexer.onKv(({ sequence }, done) => {
+        heard.push(sequence);
+        done();
+      });
+    agent.publishKv(batch(1));
+    expect(await agent.flush()).toBe(true);
+    expect(indexer.status()).toMatchObject({ consumerLag: null, received: 0 });
+    const leave = listen();
+    await until(() => heard.length === 1 && indexer.status().pendingAcks === 0, "the first");
+    leave();
+    expect(indexer.status().consumerLag).toBeNull();
+    for (const sequence of upTo(101)) agent.publishKv(batch(sequence));
+    await agent.flush();
+    // It leaves with the first; what was on its way to it is not held back until the acknowledgement time is over.
+    const leaveAtOnce = indexer.onKv((_, done) => {
+      leaveAtOnce();
+      done();
+    });
+    await until(() => indexer.status().received > 1, "one more");
+    const leaveAgain = listen();
+    await until(
+      () => heard.length === 100,
+      "the others",
+      () => heard,
+    );
+    expect(new Set(heard).size).toBe(100);
+    leaveAgain();
   });
 
   it("stores a batch once that is published twice", async () => {
@@ -192,6 +229,31 @@ describeWithNats("with one server that stays", () => {
     expect(await indexer.requestSnapshot({ ...mine, worker: "two/other" })).toBeNull();
   });
 
+  it.each([
+    ["garbage", (key: IncarnationKey) => [encodeKey(key)]],
+    [
+      "another incarnation",
+      (key: IncarnationKey) => [...encodeSnapshot(snapshot(5, { ...key, rank: 7 }), 8_192)],
+    ],
+    ["no beginning", (key: IncarnationKey) => [...encodeSnapshot(snapshot(5_000, key), 8_192)].slice(1)],
+    [
+      "a hole",
+      (key: IncarnationKey) => [...encodeSnapshot(snapshot(5_000, key), 8_192)].filter((_, i) => i !== 2),
+    ],
+    ["no end", (key: IncarnationKey) => [...encodeSnapshot(snapshot(5_000, key), 8_192)].slice(0, -1)],
+  ])("an answer with %s is no snapshot, and nothing waits for ever", async (_, answer) => {
+    const { bus: indexer } = await connected(server.url, { role: "indexer", snapshotTimeoutMs: 300 });
+    const stranger = await connect({ servers: server.url });
+    stranger.subscribe("kedge.snap", {
+      callback: (_error, message) => {
+        for (const part of answer(KEY)) message.respond(part);
+      },
+    });
+    await stranger.flush();
+    expect(await indexer.requestSnapshot(KEY)).toBeNull();
+    await stranger.close();
+  });
+
   it("says nobody at once where a worker's own agent does not have the incarnation", async () => {
     const { bus: indexer } = await connected(server.url, { role: "indexer", snapshotTimeoutMs: 60_000 });
     await indexer.flush();
@@ -201,8 +263,15 @@ describeWithNats("with one server that stays", () => {
     await agent.flush();
     await indexer.flush();
     expect(await indexer.requestSnapshot({ ...KEY, incarnation: "earlier" })).toBeNull();
-    await agent.close();
-    // Served by no one: the answer is the server's.
+  });
+
+  it("says nobody at once where there is no agent at all", async () => {
+    const { bus: indexer } = await connected(server.url, {
+      role: "indexer",
+      prefix: "empty",
+      stream: "EMPTY",
+      snapshotTimeoutMs: 60_000,
+    });
     expect(await indexer.requestSnapshot(KEY)).toBeNull();
   });
 });

@@ -104,6 +104,9 @@ const DUPLICATE_WINDOW_MS = 120_000;
 /** A server that was away is found again within this time by all who look for it. */
 const SETTLE_MS = 1_000;
 
+/** A connection that has lasted so long was a good one. */
+const STEADY_MS = 2_000;
+
 /** Largest message of several load reports. */
 const MAX_LOADS_BYTES = 256 * 1_024;
 
@@ -388,7 +391,7 @@ export class NatsBus implements EventBus {
 
   /** Connects, and again whenever a connection has ended, until it is closed. */
   private async live(): Promise<void> {
-    const { servers, reconnectMs, reconnectMaxMs, random } = this.options;
+    const { servers, reconnectMs, reconnectMaxMs, random, timers } = this.options;
     let next = Math.floor(random() * servers.length);
     let waitMs = reconnectMs;
     while (!this.closed) {
@@ -401,8 +404,12 @@ export class NatsBus implements EventBus {
           return;
         }
         this.begin(link);
-        waitMs = reconnectMs;
+        // A server that accepts and hangs up again is no reason to hurry.
+        const steady = timers.setTimeout(() => {
+          waitMs = reconnectMs;
+        }, STEADY_MS);
         const why = await link.ended;
+        timers.clearTimeout(steady);
         this.end();
         if (!this.closed) this.fail(lost(server, why), "connection");
       } catch (thrown) {

@@ -18,6 +18,7 @@ import {
   nkeyAuthenticator,
   RetentionPolicy,
   StorageType,
+  type Subscription,
   tokenAuthenticator,
   usernamePasswordAuthenticator,
 } from "nats.ws";
@@ -295,8 +296,7 @@ export class Link {
       callback: (message) => handler(logMessage(message)),
     });
     return {
-      // Its `close()` is never awaited: it may not settle.
-      stop: () => messages.stop(),
+      stop: () => stopGently(messages),
       lost: messages.closed().then(
         () => undefined,
         () => undefined,
@@ -336,6 +336,16 @@ export class Link {
     }
     return "closed";
   }
+}
+
+/**
+ * Ends the subscription, yet hears what the server had sent before, so that it can be handed back: the library's own `stop` lets it lie
+ * until the acknowledgement time is over, and its `close()` may not settle once it is awaited.
+ */
+function stopGently(messages: ConsumerMessages): void {
+  const { sub } = messages as unknown as { readonly sub?: Subscription };
+  if (sub === undefined || sub.isClosed() || sub.isDraining()) messages.stop();
+  else sub.drain().catch(() => messages.stop());
 }
 
 function authenticator(credentials: NatsCredentials): Authenticator[] {

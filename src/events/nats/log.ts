@@ -84,8 +84,9 @@ export class LogReader {
     this.undone.clear();
   }
 
-  /** Hands what is not done back to the log, for whoever consumes next. */
+  /** Hands what is not done, and what still comes, back to the log, for whoever consumes next. */
   handBack(): void {
+    this.handlers.clear();
     this.end();
     for (const message of this.undone.values()) message.nak();
     this.undone.clear();
@@ -113,6 +114,7 @@ export class LogReader {
     while (!run.isOver) {
       try {
         await ensureStream(link);
+        if (run.isOver) return;
         const consumption = await link.consume(consumer, (message) => this.receive(message));
         run.stop = () => consumption.stop();
         if (run.isOver) consumption.stop();
@@ -130,7 +132,7 @@ export class LogReader {
   }
 
   private receive(message: LogMessage): void {
-    this.pending = message.pending;
+    if (this.run !== null) this.pending = message.pending;
     this.figures.received += 1;
     if (message.redelivered) this.figures.redelivered += 1;
     let batch: KvBatch;
