@@ -292,7 +292,6 @@ export class Indexer {
   #received(held: Held): void {
     const feed = this.#feeds.get(held.batch);
     if (feed !== undefined && feed.hold !== null) {
-      // A request may have become due while batches wait.
       this.#keep(feed, feed.hold.reason, held);
     } else if (this.#writer.queued >= MAX_QUEUED) {
       this.#overflown(held);
