@@ -51,8 +51,13 @@ export interface AttemptWatcher {
 }
 
 export type AttemptResult =
-  /** The client has a complete answer; `status` may be its own fault. */
-  | { readonly kind: "answered"; readonly status: number; readonly usage: Usage | null }
+  /** The client has a complete answer; `status` may be its own fault. `seen`: it was looked at to its end, which may else have been bad. */
+  | {
+      readonly kind: "answered";
+      readonly status: number;
+      readonly usage: Usage | null;
+      readonly seen: boolean;
+    }
   /** A stream was begun and failed; the client was told in-band. */
   | { readonly kind: "broken"; readonly error: KedgeError }
   | { readonly kind: "abandoned"; readonly phase: AbortPhase }
@@ -197,7 +202,7 @@ export class Attempt implements BodySink {
       this.breakOff(new KedgeError("stream_interrupted", "The engine's stream was cut off before its end."));
     } else {
       this.writer!.end();
-      this.finish({ kind: "answered", status: 200, usage: this.scanner.usage });
+      this.finish({ kind: "answered", status: 200, usage: this.scanner.usage, seen: false });
     }
   }
 
@@ -264,7 +269,7 @@ export class Attempt implements BodySink {
     const { error: failure, usage } = this.scanner;
     const error = failure && failureError(failure);
     if (error !== null) this.finish({ kind: "broken", error });
-    else this.finish({ kind: "answered", status: failure?.status ?? 200, usage });
+    else this.finish({ kind: "answered", status: failure?.status ?? 200, usage, seen: true });
   }
 
   /** The stream has failed after its first data: say so in it, and end it without an end mark. */
@@ -293,7 +298,7 @@ export class Attempt implements BodySink {
 
   private answer(status: number, body: Uint8Array, usage: Usage | null): void {
     this.input.client.send(status, { ...this.input.headers, "content-type": this.contentType }, body);
-    this.finish({ kind: "answered", status, usage });
+    this.finish({ kind: "answered", status, usage, seen: true });
   }
 
   private giveUp(error: KedgeError): void {

@@ -290,7 +290,7 @@ describe("the rest of a vouched stream", () => {
       response.write(chatChunk("a"), () => setImmediate(() => response.end(rest)));
     });
     expect(await response.text()).toBe(chatChunk("a") + rest);
-    expect(await result).toEqual({ kind: "answered", status: 200, usage: null });
+    expect(await result).toEqual({ kind: "answered", status: 200, usage: null, seen: false });
     expect(pipes()).toBe(1);
   });
 

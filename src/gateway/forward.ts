@@ -144,7 +144,7 @@ export class Forwarder {
     };
     const result = await attempt.run(() => report("started")).finally(ended);
     if (result.kind === "answered") {
-      report("success");
+      report(result.seen ? "success" : "neutral");
       if (result.usage !== null) this.learn(job, scored, result.usage);
     } else if (result.kind === "abandoned") report("neutral");
     else {

@@ -116,6 +116,13 @@ describe("an engine that fails inside a stream", () => {
     await eventually(() => ledger.underWay === 0);
   });
 
+  it("every time: it is left alone once three streams that were looked into have shown it", async () => {
+    const { call, metric } = await setUp({ speed: 100, misbehaviour: { cutAfterTokens: 4 } });
+    for (let i = 0; i < 48; i++) await (await call("/v1/chat/completions", chatInit(true))).text();
+    expect(await metric('kedge_breaker_open{worker="w"}')).toBe(1);
+    expect((await call("/v1/chat/completions", chatInit(true))).status).toBe(503);
+  });
+
   it("before its first data: an error status and nothing else", async () => {
     const { call } = await setUp({ misbehaviour: { busy: true } });
     const answer = await call("/v1/chat/completions", chatInit(true));
