@@ -7,7 +7,7 @@ import { SETTINGS, type Setting } from "./settings.ts";
 
 export { ROUTER_MODES, type RouterMode } from "./router-modes.ts";
 export { type KedgeConfig, type KedgeConfigInput, kedgeConfigSchema } from "./schema.ts";
-export { type Part, partOf, SETTINGS, type Setting } from "./settings.ts";
+export { type Part, partsOf, SETTINGS, type Setting } from "./settings.ts";
 
 const LOOPBACK = /^(localhost|127(\.\d{1,3}){3}|::1|\[::1\])$/;
 

@@ -14,18 +14,31 @@ export interface Setting {
 }
 
 /** What a command runs; each takes the settings of its parts. */
-export type Part = "gateway" | "store" | "nats" | "place" | "plan";
+export type Part = "gateway" | "signing" | "agent" | "indexer" | "store" | "nats" | "place";
 
-const OTHER_PARTS: Readonly<Record<string, Part>> = {
-  store: "store",
-  nats: "nats",
-  place: "place",
-  plan: "plan",
-};
+const ADDRESS = ["host", "port", "feed.horizonMs"];
+const AGENT = [
+  ...ADDRESS,
+  "router.kvEvents",
+  "router.kvCacheBlockSize",
+  "limits.bodyBytes",
+  "limits.stallTimeoutMs",
+  "limits.heartbeatMs",
+  "limits.drainTimeoutMs",
+  "plan.jwks",
+  "plan.agentUrl",
+  "plan.agentId",
+];
+const INDEXER = [...ADDRESS, "router.resetStates"];
 
-/** The part that a setting belongs to; what is no other's is the gateway's. */
-export function partOf({ path }: Setting): Part {
-  return OTHER_PARTS[path.split(".")[0] ?? ""] ?? "gateway";
+/** The parts that a setting is for; what belongs to no room of its own is the gateway's. */
+export function partsOf({ path }: Setting): readonly Part[] {
+  const [room = ""] = path.split(".");
+  if (room === "store" || room === "nats" || room === "place") return [room];
+  const parts: Part[] = room !== "plan" ? ["gateway"] : path === "plan.signingKey" ? ["signing"] : [];
+  if (AGENT.includes(path)) parts.push("agent");
+  if (INDEXER.includes(path)) parts.push("indexer");
+  return parts;
 }
 
 const setting = (
@@ -218,6 +231,7 @@ export const SETTINGS: readonly Setting[] = [
   ),
   setting(
     "limits.heartbeatMs",
+    "limits.drainTimeoutMs",
     "number",
     "KEDGE_HEARTBEAT_MS",
     "heartbeat-ms",

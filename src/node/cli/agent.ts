@@ -21,13 +21,13 @@ export function agentCommand(): Command {
     "Run the agent of this node: watch its engines, publish their caches and load, carry out gateways' signed plans.",
   );
   addEngineOptions(command, "0").option("--json", "print what runs as one line of JSON");
-  return addSettings(command, ["nats", "place", "plan", "gateway"]).addHelpText("after", HELP).action(run);
+  return addSettings(command, ["agent", "nats", "place"], DEFAULT_PORT)
+    .addHelpText("after", HELP)
+    .action(run);
 }
 
 const HELP = `
-Needs --nats-url, --plan-jwks (or their environment) and --engine or --mock. Of the gateway's settings it takes --host, --port (default
-here: ${DEFAULT_PORT}), --kv-events, --kv-cache-block-size, --horizon-ms, --heartbeat-ms, --stall-timeout-ms, --drain-timeout-ms and the
-limits of bodies. Engines may be down at the start: they join when they answer.
+Needs --nats-url, --plan-jwks (or their environment) and --engine or --mock. Engines may be down at the start: they join when they answer.
 Workers without id=NAME are called node/host:port. Serves /live, /ready, /metrics to private networks and /status to this machine; all
 else needs a signed plan. Engines should listen on loopback, so that the agent is the only way to them.
 

@@ -41,7 +41,9 @@ export function gatewayCommand(): Command {
     )
     .option("--log-decisions", "print every decision as Dynamo does")
     .option("--json", "print what runs as one line of JSON");
-  return addSettings(command, ["gateway", "store", "plan", "place"]).addHelpText("after", HELP).action(run);
+  return addSettings(command, ["gateway", "signing", "store", "place"])
+    .addHelpText("after", HELP)
+    .action(run);
 }
 
 const HELP = `

@@ -17,12 +17,14 @@ export function indexerCommand(): Command {
   const command = new Command("indexer")
     .description("Fold what agents publish over NATS into the view in Redis, for one region.")
     .option("--json", "print what runs as one line of JSON");
-  return addSettings(command, ["store", "nats", "place", "gateway"]).addHelpText("after", HELP).action(run);
+  return addSettings(command, ["indexer", "store", "nats", "place"], DEFAULT_PORT)
+    .addHelpText("after", HELP)
+    .action(run);
 }
 
 const HELP = `
-Needs --redis-url and --nats-url (or their environment). Of the gateway's settings it takes --host, --port (default here: ${DEFAULT_PORT}),
---horizon-ms and --router-reset-states. Several may run for one region: one works, the others stand by and take over within seconds.
+Needs --redis-url and --nats-url (or their environment). Several may run for one region: one works, the others stand by and take over
+within seconds.
 Serves /live, /ready, /status and /metrics.
 
 Example:

@@ -6,16 +6,16 @@ import {
   type KedgeConfig,
   loadConfig,
   type Part,
-  partOf,
+  partsOf,
   SETTINGS,
   type Setting,
 } from "../../config/index.ts";
 
-/** Adds the settings of the parts that the command runs as options; switches get their `--no-…` form too. */
-export function addSettings(command: Command, parts: readonly Part[] = ["gateway"]): Command {
-  const defaults = defineConfig();
+/** Adds the settings of the parts that the command runs as options; switches get their `--no-…` form too. `port`: the command's own default. */
+export function addSettings(command: Command, parts: readonly Part[] = ["gateway"], port?: number): Command {
+  const defaults = defineConfig(port === undefined ? {} : { port });
   for (const setting of SETTINGS) {
-    if (!parts.includes(partOf(setting))) continue;
+    if (!partsOf(setting).some((part) => parts.includes(part))) continue;
     const help = `${setting.help}${defaultOf(setting, defaults)} [${setting.env.join(", ")}]`;
     if (setting.kind === "boolean") {
       command.addOption(settingOption(`--${setting.flag}`, help));
