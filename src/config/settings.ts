@@ -231,7 +231,6 @@ export const SETTINGS: readonly Setting[] = [
   ),
   setting(
     "limits.heartbeatMs",
-    "limits.drainTimeoutMs",
     "number",
     "KEDGE_HEARTBEAT_MS",
     "heartbeat-ms",
