@@ -1,9 +1,14 @@
-/** Every way to prove who one is: token, nkey, credentials file; and renewed credentials without a restart. */
+/** Every way to prove who one is: token, nkey, credentials file, the server's certificate; and renewed credentials without a restart. */
 
+import { spawnSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { nkeys } from "nats.ws";
+import { Agent, WebSocket as WebSocketByUndici } from "undici";
 import { afterEach, expect, it } from "vitest";
 import type { NatsCredentials } from "../../src/events/nats/index.ts";
-import { describeWithNats, type NatsServer, startNats } from "../support/servers.ts";
+import { describeWithNats, freePort, type NatsServer, startNats } from "../support/servers.ts";
 import { closeAll, connected, rig, until } from "./rig.ts";
 
 interface Pair {
@@ -91,6 +96,35 @@ ${text.decode(user.getSeed())}
     });
     await accepts(creds(account), creds(stranger));
   });
+
+  it.skipIf(spawnSync("openssl", ["version"]).status !== 0)(
+    "TLS, and only of a server that is known",
+    async () => {
+      const folder = mkdtempSync(join(tmpdir(), "kedge-tls-"));
+      const [cert, key] = [join(folder, "server.crt"), join(folder, "server.key")];
+      const request = `req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=nats -addext subjectAltName=IP:127.0.0.1`;
+      expect(spawnSync("openssl", [...request.split(" "), "-keyout", key, "-out", cert]).status).toBe(0);
+      const port = await freePort();
+      server = await startNats({
+        port,
+        config: `websocket { listen: "127.0.0.1:${port}", tls { cert_file: "${cert}", key_file: "${key}" } }`,
+      });
+      const url = `wss://127.0.0.1:${port}`;
+      const dispatcher = new Agent({ connect: { ca: readFileSync(cert, "utf8") } });
+      const trusting = async (address: string) =>
+        new WebSocketByUndici(address, { dispatcher }) as unknown as WebSocket;
+      const { bus } = await connected(url, { role: "agent", openSocket: trusting });
+      expect(await bus.flush()).toBe(true);
+      // The process knows no such authority.
+      const { bus: careful, errors } = rig(url, { role: "agent" });
+      await until(() => errors.length > 0, "refusal");
+      expect(errors[0]?.[0]).toMatchObject({ code: "view_unavailable" });
+      expect(careful.connected).toBe(false);
+      await closeAll();
+      await dispatcher.destroy();
+      rmSync(folder, { recursive: true, force: true });
+    },
+  );
 
   it("a bus whose credentials were refused gets in once they are renewed", async () => {
     server = await startNats({ config: 'authorization { token: "second" }' });
