@@ -70,8 +70,6 @@ const ROWS_PER_READ = 64;
 const CALLS_PER_REQUEST = 8;
 /** Without replica sync: how long a process counts its own reservation. */
 const OWN_ONLY_MS = 1_000;
-/** Counted by nobody else: there is nothing to add. */
-const NO_MORE: Reserved = { requests: 0, blocks: 0, prefillTokens: 0 };
 
 const NO_THRESHOLDS: BusyThresholds = {
   activeDecodeBlocksThreshold: null,
@@ -147,7 +145,7 @@ export class RedisStore implements ViewStore {
       return {
         epoch: head.epoch,
         lookup: unpackLookup(confirmed, predicted, figures, isPlaced ? [...copy.rows.keys()] : null, isLive),
-        fleet: this.rowsOf(this.roster.membersOf(model), copy, isLarge),
+        fleet: this.rowsOf(this.roster.membersOf(model), copy),
         thresholds: thresholdsOf(thresholds),
       };
     });
@@ -161,9 +159,7 @@ export class RedisStore implements ViewStore {
         maxAgeMs !== undefined && kept !== null && this.options.clock.now() - kept.atMs <= maxAgeMs;
       if (!isFresh) await this.lead(deadline);
       const copy = this.wholeFleet!;
-      return this.roster
-        .models()
-        .flatMap((model) => this.rowsOf(this.roster.membersOf(model), copy, copy === kept));
+      return this.roster.models().flatMap((model) => this.rowsOf(this.roster.membersOf(model), copy));
     });
   }
 
@@ -438,23 +434,26 @@ export class RedisStore implements ViewStore {
     return this.copies.get(model)!;
   }
 
-  private rowsOf(members: readonly Member[], copy: Copy, isOld: boolean): FleetRow[] {
+  private rowsOf(members: readonly Member[], copy: Copy): FleetRow[] {
     const nowMs = this.options.clock.now();
     const liveness = this.options.liveness ?? DEFAULT_LIVENESS;
     const rows: FleetRow[] = [];
     for (const member of members) {
       const text = copy.rows.get(member.group);
       if (text === undefined) continue;
-      const more = this.ownOf(member, nowMs, copy, isOld);
+      const more = this.ownOf(member, nowMs, copy);
       const row = rowOf(member, text, copy.head.heartbeatAgeMs, liveness, nowMs, more);
       if (row !== null) rows.push(row);
     }
     return rows;
   }
 
-  private ownOf({ registration }: Member, nowMs: number, copy: Copy, isOld: boolean): Reserved {
+  /**
+   * What this process reserved since the rows were asked for is not in them. Requests that come together ask together: without this, all of
+   * them would choose whoever was the least loaded before the first.
+   */
+  private ownOf({ registration }: Member, nowMs: number, copy: Copy): Reserved {
     const isShared = this.options.replicaSync !== false;
-    if (isShared && !isOld) return NO_MORE;
     return this.own.sum(idOf(registration), registration, isShared ? copy.atMs : nowMs - OWN_ONLY_MS);
   }
 

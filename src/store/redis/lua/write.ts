@@ -76,13 +76,9 @@ export const PREDICT = `
 local function predict(group, ttl, keys, tokensPerKey)
   local ends = leaseEnd(ttl)
   if ends <= tick or keys == '' then return end
-  local slot, packed, count = group .. '0', pack(ends), #keys / 11
-  local names = {}
-  for i = 1, count do names[i] = tag .. 'p' .. sub(keys, i * 11 - 10, i * 11) end
-  local entries = call('MGET', unpack(names))
-  local made, lives = {}, {}
-  for i = 1, count do
-    local before = entries[i]
+  local slot, packed, names, made, lives = group .. '0', pack(ends), {}, {}, {}
+  for i = 1, #keys / 11 do names[i] = tag .. 'p' .. sub(keys, i * 11 - 10, i * 11) end
+  for i, before in ipairs(call('MGET', unpack(names))) do
     if not made[before] then
       local entry = put(before, slot, ends, packed, tokensPerKey, PREDICTED)
       made[before], lives[before] = entry, (u32(entry, 5) - tick) * ${TICK_MS}
