@@ -356,6 +356,14 @@ describeWithNats("servers that go and come back", () => {
     expect(changes).toEqual([true, false, true]);
   });
 
+  it("who waits for a hanging server is let go when it is given up", async () => {
+    const server = await start();
+    const { bus } = await connected(server.url, { role: "agent", pingMs: 200 });
+    server.pause();
+    expect(await bus.flush(60_000)).toBe(false);
+    server.resume();
+  });
+
   it("a server that hangs while there is another is replaced by it", async () => {
     const [one, two] = [await start(), await start()];
     const { bus } = await connected(one.url, {

@@ -306,7 +306,11 @@ export class Link {
 
   /** Resolves when the server has got all that was published before. Rejects if the connection ends first. */
   flush(): Promise<void> {
-    return this.connection.flush();
+    return new Promise((resolve, reject) => {
+      // The library forgets those who wait when it closes.
+      const forget = this.onEnd(() => reject(new Error("the connection has ended")));
+      this.connection.flush().then(resolve, reject).finally(forget);
+    });
   }
 
   close(): void {
