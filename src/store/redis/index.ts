@@ -85,12 +85,16 @@ const OUTCOMES: Readonly<Record<string, ApplyOutcome>> = {
   u: "unknown",
 };
 
+/** When a reading was asked for, by this process's clock and in the order of its own reservations. */
+interface Moment {
+  readonly atMs: number;
+  readonly mark: number;
+}
+
 /** Rows as of one reading. */
-interface Copy {
+interface Copy extends Moment {
   readonly head: Head;
   readonly rows: RowTexts;
-  /** When it was asked for, by this process's clock. */
-  readonly atMs: number;
 }
 
 export class RedisStore implements ViewStore {
@@ -124,21 +128,21 @@ export class RedisStore implements ViewStore {
   /** Errors: `view_unavailable` after `deadlineMs`. */
   read(model: string, keys: BigUint64Array): Promise<ViewRead> {
     return this.within(this.options.deadlineMs, async (deadline) => {
-      const atMs = this.options.clock.now();
+      const asked = this.moment();
       const calls = this.readCalls(model, keys);
       const known = this.copies.get(model);
-      const copyIsDue = known !== undefined && atMs - known.atMs > this.options.fleetMaxAgeMs;
+      const copyIsDue = known !== undefined && asked.atMs - known.atMs > this.options.fleetMaxAgeMs;
       const more = copyIsDue ? [this.rowsCall(model, Number.MAX_SAFE_INTEGER)] : [];
       const replies = (await this.runWithRoster([...calls, ...more], deadline)) as string[][];
       const [headText, rowsText, thresholds, ...found] = replies.slice(0, calls.length).flat();
       const head = parseHead(headText);
       const isLarge = Number(headText.split(" ")[3]) > ROWS_PER_READ;
       if (!isLarge) this.copies.delete(model);
-      else if (copyIsDue) this.keepCopy(model, replies[calls.length], atMs);
+      else if (copyIsDue) this.keepCopy(model, replies[calls.length], asked);
       await this.cover(head, deadline);
       const copy = isLarge
         ? await this.copyOf(model, head, deadline)
-        : { head, rows: parseRows(rowsText), atMs };
+        : { head, rows: parseRows(rowsText), ...asked };
       const isLive = (group: string) => copy.rows.has(group) && this.roster.of(group) !== undefined;
       const isPlaced = !isLarge && this.options.shards === 1;
       const [confirmed = "", predicted = "", figures = "0 0"] = found;
@@ -400,13 +404,13 @@ export class RedisStore implements ViewStore {
   }
 
   private startRefresh(reply: Promise<unknown>): Promise<void> {
-    const sinceMs = this.options.clock.now();
+    const asked = this.moment();
     const done = reply.then((roster) => {
       const { head, rows } = this.roster.take(roster as string[], this.options.clock.now());
-      this.wholeFleet = { head, rows, atMs: sinceMs };
+      this.wholeFleet = { head, rows, ...asked };
       this.epochName = head.epoch;
     });
-    const refreshing = { done, sinceMs };
+    const refreshing = { done, sinceMs: asked.atMs };
     this.refreshing = refreshing;
     const over = () => {
       if (this.refreshing === refreshing) this.refreshing = null;
@@ -415,8 +419,8 @@ export class RedisStore implements ViewStore {
     return done;
   }
 
-  private keepCopy(model: string, [headText, rows]: readonly string[], atMs: number): void {
-    this.copies.set(model, { head: parseHead(headText), rows: parseRows(rows), atMs });
+  private keepCopy(model: string, [headText, rows]: readonly string[], asked: Moment): void {
+    this.copies.set(model, { head: parseHead(headText), rows: parseRows(rows), ...asked });
   }
 
   /** The copy of a large fleet's rows; read now if there is none or it is of another version. */
@@ -424,12 +428,12 @@ export class RedisStore implements ViewStore {
     const kept = this.copies.get(model);
     if (kept !== undefined && kept.head.epoch === head.epoch && kept.head.version >= head.version)
       return kept;
-    const atMs = this.options.clock.now();
+    const asked = this.moment();
     const [reply] = (await this.scripts.run(
       [this.rowsCall(model, Number.MAX_SAFE_INTEGER)],
       deadline,
     )) as string[][];
-    this.keepCopy(model, reply, atMs);
+    this.keepCopy(model, reply, asked);
     await this.cover(parseHead(reply[0]), deadline);
     return this.copies.get(model)!;
   }
@@ -441,20 +445,23 @@ export class RedisStore implements ViewStore {
     for (const member of members) {
       const text = copy.rows.get(member.group);
       if (text === undefined) continue;
-      const more = this.ownOf(member, nowMs, copy);
+      const more = this.ownOf(member, copy, nowMs);
       const row = rowOf(member, text, copy.head.heartbeatAgeMs, liveness, nowMs, more);
       if (row !== null) rows.push(row);
     }
     return rows;
   }
 
-  /**
-   * What this process reserved since the rows were asked for is not in them. Requests that come together ask together: without this, all of
-   * them would choose whoever was the least loaded before the first.
-   */
-  private ownOf({ registration }: Member, nowMs: number, copy: Copy): Reserved {
-    const isShared = this.options.replicaSync !== false;
-    return this.own.sum(idOf(registration), registration, isShared ? copy.atMs : nowMs - OWN_ONLY_MS);
+  /** What the rows cannot contain: reservations made since they were asked for, or all of one's own if the view gets none. */
+  private ownOf({ registration }: Member, { mark }: Copy, nowMs: number): Reserved {
+    const id = idOf(registration);
+    if (this.options.replicaSync !== false)
+      return this.own.sum(id, registration, mark, Number.NEGATIVE_INFINITY);
+    return this.own.sum(id, registration, 0, nowMs - OWN_ONLY_MS);
+  }
+
+  private moment(): Moment {
+    return { atMs: this.options.clock.now(), mark: this.own.mark };
   }
 
   private async groupOf({ worker, rank, incarnation }: IncarnationKey): Promise<string | null> {
