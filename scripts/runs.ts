@@ -21,7 +21,7 @@ export interface Results {
 
 const NORMAL = "vitest.config.ts";
 const WORKERD = "vitest.workerd.config.ts";
-const LONG = "vitest.long.config.ts";
+export const LONG = "vitest.long.config.ts";
 
 /** Without a path both kinds of suites are meant, with paths those that the paths are below. */
 export function planRuns(args: readonly string[], exists: (path: string) => boolean): Run[] {

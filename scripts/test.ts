@@ -7,11 +7,19 @@ import { spawnSync } from "node:child_process";
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { addCounts, type Counts, countsOf, NO_COUNTS, planRuns, summary } from "./runs.ts";
+import { addCounts, type Counts, countsOf, LONG, NO_COUNTS, planRuns, summary } from "./runs.ts";
 import { ensureServers } from "./servers.ts";
 
-function run(command: string, args: readonly string[]): number {
-  return spawnSync(command, args, { stdio: "inherit" }).status ?? 1;
+/** Three times what all suites take on a slow machine: a run that hangs must fail and not stay. */
+const HUNG_MS = 20 * 60_000;
+
+function run(command: string, args: readonly string[], timeoutMs?: number): number {
+  const { status, signal } = spawnSync(command, args, {
+    stdio: "inherit",
+    ...(timeoutMs !== undefined && { timeout: timeoutMs, killSignal: "SIGKILL" as const }),
+  });
+  if (signal === "SIGKILL") console.error(`FAIL killed, after ${(timeoutMs ?? 0) / 60_000} minutes at most`);
+  return status ?? 1;
 }
 
 function check(): boolean {
@@ -27,7 +35,7 @@ function suites(args: readonly string[]): boolean {
     const file = join(folder, `results-${i}.json`);
     const reporters = ["--reporter=default", "--reporter=json", `--outputFile.json=${file}`];
     const vitest = ["node_modules/vitest/vitest.mjs", "run", "--config", config, ...reporters, ...given];
-    passed = run(process.execPath, vitest) === 0 && passed;
+    passed = run(process.execPath, vitest, config === LONG ? undefined : HUNG_MS) === 0 && passed;
     if (existsSync(file)) counts = addCounts(counts, countsOf(JSON.parse(readFileSync(file, "utf8"))));
   }
   rmSync(folder, { recursive: true });

@@ -19,7 +19,11 @@ const FIRST: IncarnationKey = { worker: "w", rank: 0, incarnation: "first" };
 const SECOND: IncarnationKey = { worker: "w", rank: 0, incarnation: "second" };
 const OTHER: IncarnationKey = { worker: "x", rank: 0, incarnation: "only" };
 
-export function storeContract(name: string, make: StoreFactory, histories = 300): void {
+export function storeContract(
+  name: string,
+  make: StoreFactory,
+  histories = Number(process.env.KEDGE_HISTORIES ?? 300),
+): void {
   describe(`${name} store`, () => {
     const open: StoreUnderTest[] = [];
     const view = async () => {

@@ -2,7 +2,7 @@
 
 import { type ChildProcess, spawn, spawnSync } from "node:child_process";
 import { accessSync, constants, existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { createServer } from "node:net";
+import { createServer, type Socket } from "node:net";
 import { homedir, tmpdir } from "node:os";
 import { delimiter, join } from "node:path";
 
@@ -82,7 +82,7 @@ export async function startRedis({ port, args = [] }: RedisOptions = {}): Promis
   const chosen = port ?? (await freePort());
   const fixed = ["--port", `${chosen}`, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
   const child = spawn(REDIS_SERVER, [...fixed, "--dir", folder, ...args], {
-    stdio: ["ignore", "pipe", "inherit"],
+    stdio: ["ignore", "pipe", "ignore"],
   });
   await said(child, child.stdout, "Ready to accept connections");
   return running(child, chosen, () => rmSync(folder, { recursive: true, force: true }));
@@ -122,7 +122,14 @@ ${options.config ?? ""}
   return { ...server, clientPort, url: `ws://127.0.0.1:${port}`, storeDir };
 }
 
+/** What ends this process must end its servers too; a signal alone would skip that. */
+function endWithThisProcess(): void {
+  process.once("SIGTERM", () => process.exit(143));
+  process.once("SIGINT", () => process.exit(130));
+}
+
 const children = new Set<ChildProcess>();
+let endsThem = false;
 /** Kept until this process ends, for a later server may begin with what an earlier one stored. */
 const folders: string[] = [];
 process.on("exit", () => {
@@ -131,7 +138,13 @@ process.on("exit", () => {
 });
 
 function running(child: ChildProcess, port: number, clean: () => void): RunningServer {
+  if (!endsThem) {
+    endsThem = true;
+    endWithThisProcess();
+  }
   children.add(child);
+  // A server that a failed test left behind keeps nobody from ending.
+  child.unref();
   const gone = new Promise<void>((resolve) => {
     child.once("exit", () => {
       children.delete(child);
@@ -143,6 +156,7 @@ function running(child: ChildProcess, port: number, clean: () => void): RunningS
     pid: child.pid!,
     port,
     stop: (signal = "SIGTERM") => {
+      child.ref();
       child.kill("SIGCONT");
       child.kill(signal);
       return gone;
@@ -159,7 +173,10 @@ function said(child: ChildProcess, stream: NodeJS.ReadableStream | null, text: s
     stream!.on("data", (chunk: Buffer) => {
       if (heard.includes(text)) return;
       heard += chunk.toString();
-      if (heard.includes(text)) resolve();
+      if (!heard.includes(text)) return;
+      // Read on, for a full pipe would stop it, but let this process end meanwhile.
+      (stream as Socket).unref();
+      resolve();
     });
     child.once("error", reject);
     child.once("exit", (code) => reject(new Error(`it ended with ${code} before it was ready:\n${heard}`)));
