@@ -32,13 +32,18 @@ export class TableKeys {
 
   /** Keys of every chain of the table that is unbroken from its root. */
   heldBy(table: readonly BlockTableRow[]): Set<bigint> {
-    const rows = new Map(table.map((row) => [row.hash, row]));
     const held = new Set<bigint>();
-    for (const row of table) {
-      const path = pathTo(row, rows);
-      if (path !== null) for (const key of this.chainOf(path)) held.add(key);
-    }
+    for (const chain of this.chainsOf(table)) for (const key of chain) held.add(key);
     return held;
+  }
+
+  /** One per row whose chain is unbroken from its root. */
+  chainsOf(table: readonly BlockTableRow[]): BigUint64Array[] {
+    const rows = new Map(table.map((row) => [row.hash, row]));
+    return table.flatMap((row) => {
+      const path = pathTo(row, rows);
+      return path === null ? [] : [this.chainOf(path)];
+    });
   }
 
   private chainOf(path: readonly BlockTableRow[]): BigUint64Array {

@@ -1,6 +1,5 @@
 /** The ladder over a real Redis that is stopped, hangs, and begins again empty: no request fails (issue's fault list, gateway's side). */
 
-import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { afterAll, beforeAll, expect, it } from "vitest";
 import { defineConfig } from "../../src/config/index.ts";
 import { createGateway } from "../../src/gateway/index.ts";
@@ -10,6 +9,7 @@ import { RedisStore, redisStoreOptions } from "../../src/store/redis/index.ts";
 import { Registry } from "../../src/telemetry/registry.ts";
 import { MODEL, realClock, registration } from "../e2e/gateway-fleet.ts";
 import { describeWithRedis, type RunningServer, startRedis } from "../support/servers.ts";
+import { slowLine } from "../support/slow-line.ts";
 import { idle } from "./harness.ts";
 
 const WORKERS = ["a", "b", "c"];
@@ -200,25 +200,3 @@ describeWithRedis("a view in Redis", () => {
     line.close();
   }, 60_000);
 });
-
-/** A line to Redis whose answers take as long as told. */
-async function slowLine(target: number) {
-  const line = { port: 0, delayMs: 0, close: () => {} };
-  const sockets = new Set<Socket>();
-  const server = createServer((near) => {
-    const far = connect(target, "127.0.0.1");
-    sockets.add(near).add(far);
-    near.pipe(far);
-    far.on("data", (chunk) => setTimeout(() => near.write(chunk), line.delayMs));
-    for (const socket of [near, far]) socket.on("error", () => {});
-    near.on("close", () => far.destroy());
-    far.on("close", () => near.destroy());
-  });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  line.port = (server.address() as AddressInfo).port;
-  line.close = () => {
-    server.close();
-    for (const socket of sockets) socket.destroy();
-  };
-  return line;
-}

@@ -1,0 +1,106 @@
+/** The view is lost or slow: nobody's request fails, none waits longer than the deadline, and the view comes back by itself. */
+
+import { createHash } from "node:crypto";
+import { expect, it, vi } from "vitest";
+import { describeWithServers } from "../support/servers.ts";
+import { type SlowLine, slowLine } from "../support/slow-line.ts";
+import { bundleWorker, runWorker } from "../support/worker-bundle.ts";
+import { type Answer, ask, Load, median } from "./load.ts";
+import { DEADLINE_MS, Plane } from "./plane.ts";
+import { promptOf } from "./prompts.ts";
+
+vi.setConfig({ testTimeout: 90_000 });
+
+/** What a request may cost beyond the deadline on a machine that others use too. */
+const SLACK_MS = 600;
+const KEY = "sk-faults";
+
+const promptsOf = (load: Load) => load.answers.map(({ prompt }) => prompt);
+const rungsOf = (answers: readonly Answer[]) => [...new Set(answers.map(({ rung }) => rung))];
+
+/** In workerd, in front of the same agents. */
+async function startWorkerGateway(plane: Plane): Promise<string> {
+  const worker = await runWorker(await bundleWorker("workers/gateway/index.ts"), {
+    ...plane.workerSettings,
+    KEDGE_API_KEYS: createHash("sha256").update(KEY).digest("hex"),
+  });
+  plane.closeAtEnd(() => worker.close());
+  return worker.url;
+}
+
+describeWithServers("Redis", () => {
+  it("stopped and started empty under load: no request fails, and the view fills again by itself", async () => {
+    const plane = await Plane.start();
+    const gateways = [await plane.gateway(), await plane.gateway()];
+    const urls = [...gateways.map(({ url }) => url), await startWorkerGateway(plane)];
+    const headers = { authorization: `Bearer ${KEY}` };
+    await plane.isExact(gateways);
+    await plane.until("the Worker knows the fleet", async () => {
+      return (await ask(urls[2]!, promptOf(1, 1), { headers })).rung === "exact";
+    });
+    const load = new Load(urls, { clients: 6, headers });
+    await plane.until("under load", () => load.answers.length > 100);
+
+    await plane.redis.stop("SIGKILL");
+    const downAtMs = performance.now();
+    await plane.until("many requests without a view", () => load.since(downAtMs).length > 200);
+    const upAtMs = performance.now();
+    await plane.restartRedis();
+    await plane.until("exact under load", () => {
+      const last = load.since(upAtMs).slice(-20);
+      return last.length === 20 && last.every(({ rung }) => rung === "exact");
+    });
+    console.log(`exact again ${Math.round(performance.now() - upAtMs)} ms after an empty Redis was there`);
+    await load.stop();
+
+    expect(load.wrong).toEqual([]);
+    const without = load.since(downAtMs).filter(({ sentAtMs, costMs }) => sentAtMs + costMs < upAtMs);
+    expect(rungsOf(without)).toEqual(["consistent-hash"]);
+    await plane.indexIsTrue(promptsOf(load));
+    await plane.isExact(gateways);
+    await plane.promisesAreKept(gateways);
+  });
+
+  it("slow or hanging: a request costs at most the deadline more, and nothing is lost", async () => {
+    let line!: SlowLine;
+    const plane = await Plane.start({
+      lineToRedis: async (port) => {
+        line = await slowLine(port);
+        return line.port;
+      },
+    });
+    plane.closeAtEnd(async () => line.close());
+    const gateway = await plane.gateway();
+    await plane.isExact([gateway]);
+    const load = new Load([gateway.url], { clients: 2 });
+    await plane.until("under load", () => load.answers.length > 60);
+    const usual = median(load.answers.map(({ costMs }) => costMs));
+
+    for (const [fault, begin, end] of [
+      ["200 ms slow", () => (line.delayMs = 200), () => (line.delayMs = 0)],
+      ["stopped in its tracks", () => plane.redis.pause(), () => plane.redis.resume()],
+    ] as const) {
+      begin();
+      const beganAtMs = performance.now();
+      await plane.until(`requests while Redis is ${fault}`, () => load.since(beganAtMs).length > 150);
+      const endedAtMs = performance.now();
+      end();
+      const slow = load.since(beganAtMs).filter(({ sentAtMs, costMs }) => sentAtMs + costMs < endedAtMs);
+      const costs = slow.map(({ costMs }) => costMs);
+      console.log(
+        `Redis ${fault}: median ${usual.toFixed(1)} → ${median(costs).toFixed(1)} ms, worst ${Math.max(...costs).toFixed(0)} ms`,
+      );
+      expect(rungsOf(slow)).toContain("consistent-hash");
+      expect(median(costs)).toBeLessThan(usual + DEADLINE_MS);
+      expect(Math.max(...costs)).toBeLessThan(DEADLINE_MS + SLACK_MS);
+      await plane.until(`exact after Redis was ${fault}`, () => {
+        const last = load.since(endedAtMs).slice(-10);
+        return last.length === 10 && last.every(({ rung }) => rung === "exact");
+      });
+    }
+    await load.stop();
+    expect(load.wrong).toEqual([]);
+    await plane.indexIsTrue(promptsOf(load));
+    await plane.promisesAreKept([gateway]);
+  });
+});
