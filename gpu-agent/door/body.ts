@@ -40,6 +40,8 @@ export class BodyBudget {
 /** Errors: `payload_too_large`, `client_closed`. */
 export function readBody(incoming: IncomingMessage, limitBytes: number): Promise<Uint8Array> {
   return new Promise((resolve, reject) => {
+    // Who left while the plan was looked at is heard of no more.
+    if (incoming.destroyed) reject(clientClosed());
     const chunks: Buffer[] = [];
     let length = 0;
     incoming.on("data", (chunk: Buffer) => {
@@ -49,9 +51,7 @@ export function readBody(incoming: IncomingMessage, limitBytes: number): Promise
     });
     incoming.on("end", () => resolve(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks, length)));
     incoming.on("error", () => reject(clientClosed()));
-    incoming.on("close", () => {
-      if (!incoming.complete) reject(clientClosed());
-    });
+    incoming.on("close", () => reject(clientClosed()));
   });
 }
 

@@ -535,6 +535,45 @@ describe("a gateway that leaves", () => {
     await eventually(() => test.ingress.activeRequests === 0);
     await eventually(() => test.registry.encode().includes("kedge_agent_inflight_requests 0"));
   });
+
+  it.each(["half", "all"])(
+    "with %s of its body sent, while its plan is looked at, keeps no room",
+    async (part) => {
+      let lookedAt: () => void = () => {};
+      const seen = new Promise<void>((resolve) => {
+        lookedAt = resolve;
+      });
+      let goOn: () => void = () => {};
+      const gate = new Promise<void>((resolve) => {
+        goOn = resolve;
+      });
+      const beforePlan = () => {
+        lookedAt();
+        return gate;
+      };
+      const limits = { inflightBodyBytes: 1_500 };
+      const test = await setUp((response) => void response.end("{}"), { beforePlan, limits });
+      const given = plan();
+      const token = await test.signer.sign({ ...given, agent: test.agent });
+      const socket = connect(Number(new URL(test.agent.url).port), "127.0.0.1");
+      socket.write(
+        `POST ${PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ${token}\r\nx-request-id: ${given.requestId}\r\n` +
+          `content-length: 1000\r\n\r\n${"x".repeat(part === "half" ? 500 : 1_000)}`,
+      );
+      await seen;
+      socket.destroy();
+      await once(socket, "close");
+      // The door has met the closed connection once it has answered on another.
+      await fetch(`${test.agent.url}/live`);
+      goOn();
+      await eventually(() =>
+        test.registry.encode().includes('kedge_agent_requests_total{outcome="client_closed"} 1'),
+      );
+      expect(test.registry.encode()).toContain("kedge_agent_inflight_requests 0");
+      expect((await through(test, plan(), "x".repeat(1_000))).response.status).toBe(200);
+      expect(test.engine.requests).toHaveLength(1);
+    },
+  );
 });
 
 describe("a failure", () => {

@@ -37,6 +37,8 @@ export interface TestDoorOptions {
   readonly limits?: Partial<{ bodyBytes: number; inflightBodyBytes: number; stallTimeoutMs: number }>;
   readonly standing?: (plan: Plan) => PlanStanding;
   readonly status?: () => AgentStatus;
+  /** Awaited before a plan is looked at, as the first reading of keys at a URL is. */
+  readonly beforePlan?: () => Promise<void>;
 }
 
 const SERVING = { workers: [{ worker: "w", state: "serving" }], requests: 0 } as unknown as AgentStatus;
@@ -61,7 +63,12 @@ export async function startTestDoor(
   const door = await startDoor({
     host: "127.0.0.1",
     port: options.port ?? 0,
-    verifier,
+    verifier: {
+      verify: async (token, requestId) => {
+        await options.beforePlan?.();
+        return verifier.verify(token, requestId);
+      },
+    },
     transport: ingress,
     standing: options.standing ?? (() => "current"),
     status: options.status ?? (() => SERVING),
