@@ -91,6 +91,26 @@ describe.each([
   });
 });
 
+it("read-only tokens run neither programs nor what goes through the whole keyspace", () => {
+  const flags = ["KEYS", "SCAN", "EVAL_RO", "EVALSHA_RO"].map((name) => [name, 2, ["readonly"], 0, 0, 0]);
+  const table = new CommandTable(flags);
+  for (const name of ["KEYS", "SCAN", "EVAL_RO"]) {
+    expect(table.refusal(command(name, "x", "0"), true)).toContain("NOPERM");
+    expect(table.refusal(command(name, "x", "0"), false)).toBeNull();
+  }
+  expect(table.refusal(command("EVALSHA_RO", "x", "0"), true)).toBeNull();
+});
+
+it("BLOCK is found among the options, whatever groups, consumers and streams are called", () => {
+  const blocks = (text: string) => NEW.refusal(command(...(text.split(" ") as [string])), false) !== null;
+  expect(blocks("XREADGROUP GROUP streams c BLOCK 0 STREAMS s >")).toBe(true);
+  expect(blocks("XREADGROUP GROUP g Streams block 0 STREAMS s >")).toBe(true);
+  expect(blocks("XREADGROUP BLOCK 0 GROUP g c STREAMS s >")).toBe(true);
+  expect(blocks("XREADGROUP GROUP block block STREAMS block >")).toBe(false);
+  expect(blocks("XREADGROUP GROUP group group STREAMS s >")).toBe(false);
+  expect(blocks("XREAD COUNT 1 STREAMS block 0")).toBe(false);
+});
+
 it("scripts and functions name their number of keys before them", () => {
   for (const [table, name] of [
     [OLD, "EVAL"],

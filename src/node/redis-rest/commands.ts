@@ -30,6 +30,8 @@ function all(reason: string, names: string): [string, string][] {
 
 /** Commands without a read-only flag that a read-only token may use nevertheless. */
 const HARMLESS = new Set(["PING", "ECHO", "TIME"]);
+/** Read-only, and still not for such a token, which Upstash's users give to browsers: unbounded work, and any program at all. */
+const TOO_POWERFUL = new Set(["KEYS", "SCAN", "EVAL_RO"]);
 
 interface KeySpec {
   /** Where the search begins: an argument's index, or the word before it. */
@@ -69,8 +71,14 @@ export class CommandTable {
     const { name } = command;
     const reason = REFUSED.get(name) ?? this.blockingOrAdmin(command);
     if (reason !== null) return `ERR Command is not available: '${printable(name)}': ${reason}`;
-    if (!readOnlyToken || HARMLESS.has(name) || this.entryOf(command)?.flags.has("readonly")) return null;
+    if (!readOnlyToken || this.isForReaders(command)) return null;
     return `NOPERM this user has no permissions to run the '${printable(name.toLowerCase())}' command or its subcommand`;
+  }
+
+  private isForReaders(command: RestCommand): boolean {
+    const { name } = command;
+    if (TOO_POWERFUL.has(name)) return false;
+    return HARMLESS.has(name) || (this.entryOf(command)?.flags.has("readonly") ?? false);
   }
 
   private blockingOrAdmin(command: RestCommand): string | null {
@@ -131,12 +139,13 @@ function wordAt({ args }: RestCommand, index: number): string {
   return arg === undefined || arg.length > 64 ? "" : String(arg).toUpperCase();
 }
 
-/** BLOCK before the names of the streams, which may be called anything. */
+/** BLOCK among the options; names of groups, consumers and streams may be any word. */
 function hasBlockOption(command: RestCommand): boolean {
   for (let i = 0; i < command.args.length; i++) {
     const word = wordAt(command, i);
     if (word === "STREAMS") return false;
     if (word === "BLOCK") return true;
+    if (word === "GROUP") i += 2;
   }
   return false;
 }
