@@ -68,6 +68,8 @@ const WRITE_DEADLINE_MS = 2_000;
 const ROWS_PER_READ = 64;
 /** Script calls of one write sent together. */
 const CALLS_PER_REQUEST = 8;
+/** Readers wait for one another's refresh of the roster while it is younger than this; then they ask themselves. */
+const REFRESH_JOIN_MS = 250;
 /** Without replica sync: how long a process counts its own reservation. */
 const OWN_ONLY_MS = 1_000;
 
@@ -375,9 +377,9 @@ export class RedisStore implements ViewStore {
   /** While there is no copy of the roster it comes in the same round trip. */
   private async runWithRoster(calls: readonly Call[], deadline: Deadline): Promise<unknown[]> {
     if (this.roster.epoch !== "" || this.pendingRefresh() !== null) return this.scripts.run(calls, deadline);
-    const all = this.scripts.run([this.rosterCall(), ...calls], deadline);
-    this.startRefresh(all.then(([roster]) => roster));
-    return (await all).slice(1);
+    const replies = this.refresh(calls);
+    await deadline.race(this.refreshing!.done);
+    return (await replies).slice(1);
   }
 
   /** Sees to it that the roster is at least as new as a reading. */
@@ -392,20 +394,28 @@ export class RedisStore implements ViewStore {
     }
   }
 
-  /** A refresh under way; one that takes too long belonged to a request that is gone, and counts no more. */
+  /** A refresh under way that is worth waiting for; one that takes long may belong to a request that is gone. */
   private pendingRefresh(): Promise<void> | null {
     const { refreshing, options } = this;
-    if (refreshing === null || options.clock.now() - refreshing.sinceMs > options.deadlineMs) return null;
+    if (refreshing === null || options.clock.now() - refreshing.sinceMs > REFRESH_JOIN_MS) return null;
     return refreshing.done;
   }
 
   private lead(deadline: Deadline): Promise<void> {
-    return this.startRefresh(this.scripts.run([this.rosterCall()], deadline).then(([roster]) => roster));
+    void this.refresh([]);
+    return deadline.race(this.refreshing!.done);
   }
 
-  private startRefresh(reply: Promise<unknown>): Promise<void> {
+  /**
+   * Reads the roster, with `calls` after it. It has a write's time and not a reading's: where a large fleet takes longer than readers can
+   * wait, the copy is there for those that follow.
+   */
+  private refresh(calls: readonly Call[]): Promise<unknown[]> {
     const asked = this.moment();
-    const done = reply.then((roster) => {
+    const replies = this.within(WRITE_DEADLINE_MS, (deadline) =>
+      this.scripts.run([this.rosterCall(), ...calls], deadline),
+    );
+    const done = replies.then(([roster]) => {
       const { head, rows } = this.roster.take(roster as string[], this.options.clock.now());
       this.wholeFleet = { head, rows, ...asked };
       this.epochName = head.epoch;
@@ -416,7 +426,7 @@ export class RedisStore implements ViewStore {
       if (this.refreshing === refreshing) this.refreshing = null;
     };
     done.then(over, over);
-    return done;
+    return replies;
   }
 
   private keepCopy(model: string, [headText, rows]: readonly string[], asked: Moment): void {

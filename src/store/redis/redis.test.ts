@@ -232,8 +232,11 @@ describeWithRedis("the view in Redis", () => {
         clock.advance(1);
         await done;
         expect(failed).toMatchObject({ code: "view_unavailable" });
+        // The roster, which came along, may take as long as a write.
+        clock.advance(2_000);
         expect(signals.at(-1)!.aborted).toBe(true);
         late.at(-1)!();
+        await new Promise(setImmediate);
         expect(clock.pending).toBe(0);
       }
     });
@@ -253,8 +256,59 @@ describeWithRedis("the view in Redis", () => {
       while (asked === 0) await new Promise(setImmediate);
       clock.advance(50);
       expect(await reading).toMatchObject({ code: "view_unavailable" });
+      clock.advance(2_000);
       while (gone === 0) await new Promise(setImmediate);
       silent.server.close();
+    });
+
+    it("aborts a reading whose time is over", async () => {
+      const clock = new ManualClock();
+      const direct = directPipeline(redis);
+      let isHeld = false;
+      const signals: AbortSignal[] = [];
+      const store = open({
+        clock,
+        deadlineMs: 50,
+        send: (commands, signal) => {
+          signals.push(signal);
+          return isHeld ? new Promise(() => undefined) : direct(commands, signal);
+        },
+      });
+      await begin(store, 1);
+      await store.read(MODEL, NO_KEYS);
+      isHeld = true;
+      const sent = signals.length;
+      const reading = store.read(MODEL, NO_KEYS).catch((error: unknown) => error);
+      while (signals.length === sent) await new Promise(setImmediate);
+      clock.advance(50);
+      expect(await reading).toMatchObject({ code: "view_unavailable" });
+      expect(signals.at(-1)!.aborted).toBe(true);
+    });
+
+    it("learns a fleet that takes longer to read than any reading may", async () => {
+      const clock = new ManualClock();
+      const direct = directPipeline(redis);
+      const writer = open({ view: "slow" });
+      await begin(writer, 2);
+      const gate = Promise.withResolvers<void>();
+      let sent = 0;
+      const store = open({
+        view: "slow",
+        clock,
+        deadlineMs: 50,
+        send: async (commands, signal) => {
+          sent += 1;
+          const outcomes = await direct(commands, signal);
+          if (commands.length === 2) await gate.promise;
+          return outcomes;
+        },
+      });
+      const first = store.read(MODEL, NO_KEYS).catch((error: unknown) => error);
+      while (sent === 0) await new Promise(setImmediate);
+      clock.advance(50);
+      expect(await first).toMatchObject({ code: "view_unavailable" });
+      gate.resolve();
+      expect((await store.read(MODEL, NO_KEYS)).fleet).toHaveLength(2);
     });
 
     it("never tells what it sent: neither the client's words nor Redis' reach the error", async () => {

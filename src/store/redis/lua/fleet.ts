@@ -6,6 +6,9 @@ import { LOOKUP, MAX_PROBES } from "./lookup.ts";
 import { READ_ROWS, ROWS } from "./rows.ts";
 import { PREDICT, WRITE } from "./write.ts";
 
+/** Lease of a card beyond the horizon; every refresh of a registration that has this card extends it. */
+const CARD_MS = 86_400_000;
+
 /** ARGV: now, horizon ms, rank, incarnation, … for all that follow unless they say otherwise. */
 const RANK = `
 local horizon, id, incarnation = tonumber(ARGV[2]), ARGV[3], ARGV[4]
@@ -17,7 +20,7 @@ local horizon, id, incarnation = tonumber(ARGV[2]), ARGV[3], ARGV[4]
  */
 export const REGISTER_SCRIPT = `${BASE}${ROWS}${RANK}
 local model, registration = ARGV[7], ARGV[8] .. ARGV[9]
-local card, cardKey, keep = ARGV[10], tag .. 'k' .. ARGV[8], 2 * horizon
+local card, cardKey, keep = ARGV[10], tag .. 'k' .. ARGV[8], horizon + ${CARD_MS}
 begin(ARGV[5], ARGV[6])
 local row = current(id, incarnation)
 if not row and refusal(id, incarnation, horizon) == 'r' then return { 'r' } end
