@@ -609,7 +609,8 @@ describe("a failure", () => {
     expect(await send({ id: "a", url: "http://127.0.0.1:1" })).toMatchObject({
       code: "upstream_unreachable",
     });
-    expect(await send({ id: "a", url: "nowhere" })).toMatchObject({ code: "upstream_unreachable" });
+    for (const url of ["nowhere", "ftp://127.0.0.1:1", "file:///etc/hosts", "data:x", "http://", "http:x y"])
+      expect([url, await send({ id: "a", url })]).toMatchObject([url, { code: "upstream_unreachable" }]);
     expect(await send(null)).toMatchObject({ code: "upstream_unreachable" });
     expect(await send({ id: "a", url: test.engine.url })).toMatchObject({
       code: "upstream_error",

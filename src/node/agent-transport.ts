@@ -60,7 +60,8 @@ export function createAgentTransport({
   return {
     send: async (plan, request, signal) => {
       const { agent } = plan;
-      if (agent === null || !URL.canParse(agent.url)) {
+      // A registration may hold any text.
+      if (agent === null || !/^https?:\/\//i.test(agent.url) || !URL.canParse(agent.url)) {
         throw new KedgeError(
           "upstream_unreachable",
           `Worker ${plan.worker} has no agent that can be reached over the network.`,
@@ -145,10 +146,9 @@ class DoorCall extends PushedCall {
     else this.settle.reject(this.unreachable(error));
   }
 
+  /** Goes into the client's stream as it is, and so names nobody. */
   protected override cut(cause: Error): KedgeError {
-    return new KedgeError("stream_interrupted", `The answer of agent ${this.agentId} was cut off.`, {
-      cause,
-    });
+    return new KedgeError("stream_interrupted", "The agent's answer was cut off before its end.", { cause });
   }
 
   private refused(header: (name: string) => string | null, body: string): void {

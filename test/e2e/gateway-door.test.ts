@@ -1,7 +1,7 @@
 /** A Node gateway through an agent's door: clients see what they would see in one process, whatever the engine does (design D9, D12). */
 
 import { afterEach, expect, it } from "vitest";
-import { startTestDoor, type TestDoor } from "./gateway-door.ts";
+import { AGENT_ID, startTestDoor, type TestDoor } from "./gateway-door.ts";
 import { eventually, type FleetOptions, MODEL } from "./gateway-fleet.ts";
 import { answerWhole, body, good, open, post, setUp, status, stream } from "./gateway-scripts.ts";
 import { chatChunk, DONE, openStream, type Script, usageChunk } from "./gateway-upstream.ts";
@@ -123,4 +123,29 @@ it.each([true, false])("a client that leaves aborts the engine (stream: %s)", as
   request.destroy();
   await abandoned;
   await eventually(() => fleet.ingress.activeRequests === 0);
+});
+
+it("a door that dies inside a stream is told of in-band, and nobody is named", async () => {
+  const doors: TestDoor[] = [];
+  const begins: Script = (response) => {
+    openStream(response);
+    response.write(chatChunk("a"));
+  };
+  const { fleet } = await setUp([begins], {
+    config: { explain: false },
+    transport: (ingress) => ({
+      send: async (plan, request, signal) => {
+        const test = await startTestDoor(ingress);
+        doors.push(test);
+        return test.transport.send(plan, request, signal);
+      },
+    }),
+  });
+  const response = await stream(fleet.url);
+  closing.push(() => doors[0]!.close());
+  // Its connections break before its streams can be ended.
+  await doors[0]!.door.close();
+  const text = await response.text();
+  expect(text).toContain('"code":"stream_interrupted"');
+  expect(text).not.toContain(AGENT_ID);
 });
