@@ -25,10 +25,13 @@ export function publicError(error: KedgeError, detailed: boolean): KedgeError {
   });
 }
 
+/** Whatever is only for now says when to come again, also where nobody upstream did. */
 export function errorHeaders(error: KedgeError): Record<string, string> {
+  const passes = error.kind.status === 503 && error.code !== "service_unconfigured";
+  const seconds = error.retryAfterSeconds ?? (passes ? 1 : null);
   return {
     "content-type": "application/json",
-    ...(error.retryAfterSeconds !== null && { "retry-after": String(error.retryAfterSeconds) }),
+    ...(seconds !== null && { "retry-after": String(seconds) }),
     ...(error.code === "unauthorized" && { "www-authenticate": "Bearer" }),
   };
 }

@@ -1,6 +1,7 @@
 /** Streams tell the truth (guarantees 4.2, 4.3): commit on first data, retries before it, in-band errors after it. */
 
 import { describe, expect, it } from "vitest";
+import { KedgeError } from "../../src/errors/index.ts";
 import { eventually, type FleetOptions, ManualClock, MODEL } from "./gateway-fleet.ts";
 import { answerWhole, body, good, post, setUp, status, stream, whole } from "./gateway-scripts.ts";
 import { chatChunk, DONE, openStream, type Script, usageChunk } from "./gateway-upstream.ts";
@@ -144,6 +145,14 @@ describe("before the first data", () => {
     const response = await stream(fleet.url);
     expect(response.status).toBe(503);
     expect(response.headers.get("retry-after")).toBe("7");
+  });
+
+  it("says when to come again where whoever was asked did not", async () => {
+    const { fleet } = await setUp([good], {
+      transport: () => ({ send: () => Promise.reject(new KedgeError("shutting_down", "Going.")) }),
+    });
+    const response = await stream(fleet.url);
+    expect([response.status, response.headers.get("retry-after")]).toEqual([503, "1"]);
   });
 
   it.each([400, 404, 413, 422])("passes a %i through unchanged and does not retry it", async (code) => {
