@@ -121,7 +121,10 @@ export class FeedTable {
   keep(feed: Feed, reason: Hold["reason"], held: Held): boolean {
     feed.hold ??= { reason, sinceMs: this.#now(), buffer: [] };
     if (feed.hold.buffer.length >= this.#maxBuffered) return false;
-    if (this.#unacknowledged < MAX_UNACKNOWLEDGED) {
+    if (held.done === nothing) {
+      // Kept back before, and acknowledged then.
+      feed.hold.buffer.push(held);
+    } else if (this.#unacknowledged < MAX_UNACKNOWLEDGED) {
       this.#unacknowledged += 1;
       feed.hold.buffer.push(held);
     } else {
