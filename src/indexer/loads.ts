@@ -30,12 +30,16 @@ interface Pending {
 
 /** Ids kept per rank while the view cannot be written; a reservation's own expiry is the backstop for the others. */
 const MAX_ADMITTED = 4_096;
+/** Of all ranks together: a write that has become too large for the view would never succeed. */
+const MAX_ADMITTED_OF_ALL = 16_384;
 /** Ranks kept likewise. */
 const MAX_RANKS = 16_384;
 
 export class LoadFolder {
   readonly #options: LoadFolderOptions;
   #pending = new Map<string, Pending>();
+  /** Ids in all of these. */
+  #admitted = 0;
   #heartbeat = false;
   #writing = false;
   #timer: unknown = null;
@@ -62,7 +66,9 @@ export class LoadFolder {
     this.#timer = null;
     if (this.#writing) await new Promise<void>((resolve) => this.#whenIdle.push(resolve));
     await this.#write();
-    if (!this.#running) this.#pending.clear();
+    if (this.#running) return;
+    this.#pending.clear();
+    this.#admitted = 0;
   }
 
   offer(report: LoadReport): void {
@@ -86,19 +92,23 @@ export class LoadFolder {
   #join(report: LoadReport, admitted: readonly string[], count: number): void {
     const id = idOf(report);
     const before = this.#pending.get(id);
-    if (before === undefined) {
-      if (this.#pending.size >= MAX_RANKS) return;
-      this.#pending.set(id, { report, admitted: [...admitted], count });
-      return;
-    }
-    before.count += count;
-    before.admitted.push(...admitted);
-    const excess = before.admitted.length - MAX_ADMITTED;
-    if (excess > 0) {
-      before.admitted.splice(0, excess);
-      this.#options.figures.admissionsLost += excess;
-    }
-    if (report.sequence > before.report.sequence) before.report = report;
+    if (before === undefined && this.#pending.size >= MAX_RANKS) return;
+    const pending = before ?? { report, admitted: [], count: 0 };
+    if (before === undefined) this.#pending.set(id, pending);
+    pending.count += count;
+    this.#admit(pending.admitted, admitted);
+    if (report.sequence > pending.report.sequence) pending.report = report;
+  }
+
+  /** The oldest go first. */
+  #admit(kept: string[], more: readonly string[]): void {
+    for (const id of more) kept.push(id);
+    this.#admitted += more.length;
+    const excess = Math.max(kept.length - MAX_ADMITTED, this.#admitted - MAX_ADMITTED_OF_ALL);
+    if (excess <= 0) return;
+    const lost = kept.splice(0, excess).length;
+    this.#admitted -= lost;
+    this.#options.figures.admissionsLost += lost;
   }
 
   #arm(): void {
@@ -118,6 +128,7 @@ export class LoadFolder {
     const heartbeat = this.#heartbeat;
     const reports = [...taken.values()].map(({ report, admitted }) => ({ ...report, admitted }));
     this.#pending = new Map();
+    this.#admitted = 0;
     this.#heartbeat = false;
     this.#writing = true;
     figures.reportCalls += 1;
@@ -147,6 +158,8 @@ export class LoadFolder {
   #putBack(taken: ReadonlyMap<string, Pending>): void {
     const newer = this.#pending;
     this.#pending = new Map(taken);
+    this.#admitted = 0;
+    for (const { admitted } of taken.values()) this.#admitted += admitted.length;
     for (const { report, admitted, count } of newer.values()) this.#join(report, admitted, count);
   }
 }

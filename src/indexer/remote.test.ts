@@ -290,6 +290,27 @@ describe("few calls", () => {
     expect(site.indexers[0]!.figures.reports).toBe(4);
   });
 
+  it("keeps what waits for the view small enough to be written in one call, however long the view is away", async () => {
+    const site = new Site(40);
+    site.indexer().start();
+    await site.pass(250);
+    site.far.down = true;
+    for (let second = 0; second < 20; second++) {
+      for (const publisher of site.publishers)
+        publisher.report(...Array.from({ length: 500 }, (_, i) => `${second}-${i}`));
+      await site.pass(1_000);
+    }
+    site.far.down = false;
+    site.far.reported = [];
+    await site.pass(500);
+    const admitted = site.far.reported.flat().flatMap((report) => report.admitted);
+    expect(admitted.length).toBe(16_384);
+    expect(site.indexers[0]!.figures.admissionsLost).toBe(40 * 20 * 500 - 16_384);
+    // The newest are kept.
+    expect(admitted).toContain("19-499");
+    expect(site.far.reported.flat()).toHaveLength(40);
+  });
+
   it("writes a registration again when it changed or its lease runs down, and not for each repetition", async () => {
     const site = new Site();
     site.indexer("one", { registerAgainMs: 60_000 }).start();
