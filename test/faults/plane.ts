@@ -44,6 +44,8 @@ export interface PlaneOptions {
   readonly engines?: number;
   /** Port by which redis-rest reaches Redis, given Redis' own; default: directly. */
   readonly lineToRedis?: (port: number) => Promise<number>;
+  /** Flags of the mock engines that win over those they have anyway. */
+  readonly engineFlags?: readonly string[];
 }
 
 export class Plane {
@@ -62,7 +64,7 @@ export class Plane {
   private readonly closing: (() => Promise<unknown>)[] = [];
 
   /** Everything but gateways; ends with the test. Resolves when all workers are in the fleet. */
-  static async start({ engines = 2, lineToRedis }: PlaneOptions = {}): Promise<Plane> {
+  static async start({ engines = 2, lineToRedis, engineFlags = [] }: PlaneOptions = {}): Promise<Plane> {
     const plane = new Plane();
     onTestFinished(() => plane.close());
     const keys = await newPlanKeys();
@@ -72,7 +74,10 @@ export class Plane {
     await plane.startRest((await lineToRedis?.(plane.redis.port)) ?? plane.redis.port);
     plane.store = openStore(plane.config());
     plane.truth = await Truth.of(plane.store);
-    await Promise.all([plane.addIndexer(), ...Array.from({ length: engines }, (_, i) => plane.addEngine(i))]);
+    await Promise.all([
+      plane.addIndexer(),
+      ...Array.from({ length: engines }, (_, i) => plane.addEngine(i, engineFlags)),
+    ]);
     await plane.until("all workers serve", async () => (await plane.fleet()).length === engines);
     return plane;
   }
@@ -245,7 +250,7 @@ export class Plane {
   }
 
   /** An engine and the agent of its node. */
-  private async addEngine(i: number): Promise<void> {
+  private async addEngine(i: number, flags: readonly string[]): Promise<void> {
     const worker = `w${i}`;
     const ports = await Promise.all([freePort(), freePort(), freePort(), freePort()]);
     const [port, events, replay, door] = ports as [number, number, number, number];
@@ -253,6 +258,7 @@ export class Plane {
     const process = this.process(`engine-${i}`, [
       ...["mock-engine", "--port", `${port}`, "--profile", "zero", "--seed", `${i}`],
       ...["--num-gpu-blocks-override", `${BLOCKS}`, "--kv-events-config", JSON.stringify(config)],
+      ...flags,
     ]);
     const url = `http://127.0.0.1:${port}`;
     const sockets = `events=tcp://127.0.0.1:${events},replay=tcp://127.0.0.1:${replay}`;

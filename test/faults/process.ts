@@ -26,6 +26,11 @@ export class KedgeProcess {
     this.env = env;
   }
 
+  /** Of its present or last life. */
+  get pid(): number | undefined {
+    return this.child?.pid;
+  }
+
   /** Resolves when it is ready. Errors: it ended before, with its last words. */
   async start(): Promise<void> {
     const child = spawn(process.execPath, [...MAIN, ...this.args], {
