@@ -44,7 +44,16 @@ import { APPLY_SHARD_SCRIPT, CHUNK_SCRIPT, PREDICT_SCRIPT } from "./lua/write.ts
 import { checkOps, chunked, joined, packOps } from "./ops.ts";
 import type { RedisStoreOptions } from "./options.ts";
 import { OwnReservations } from "./own-reservations.ts";
-import { asciiJson, asciiName, packBoundaryKeys, packKeys, packRate, shardOf, slotsOf } from "./packing.ts";
+import {
+  asciiJson,
+  asciiName,
+  packBoundaryKeys,
+  packKeys,
+  packRate,
+  packStamp,
+  shardOf,
+  slotsOf,
+} from "./packing.ts";
 import { restPipeline } from "./rest.ts";
 import {
   CARD_HASH_CHARS,
@@ -237,7 +246,7 @@ export class RedisStore implements ViewStore {
         : [
             String(Math.round(prediction.ttlMs)),
             packBoundaryKeys(prediction.keys),
-            packRate(prediction.tokensPerKey),
+            packRate(prediction.tokensPerKey) + packStamp(this.options.random()),
           ];
     const load = [
       isShared ? requestId : "",

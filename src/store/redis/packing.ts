@@ -48,6 +48,11 @@ export function packRate(tokensPerKey: number): string {
   return packNumbers([Math.floor(units / 2 ** 24), units % 2 ** 24]);
 }
 
+/** Two characters for a number in [0, 1). */
+export function packStamp(random: number): string {
+  return packNumbers([Math.floor(random * 4_096)]).slice(2);
+}
+
 export function unpackRate(text: string, at: number): number {
   return (unpackNumber(text, at) * 2 ** 24 + unpackNumber(text, at + 4)) / RATE_UNIT;
 }

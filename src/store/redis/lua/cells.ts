@@ -4,10 +4,11 @@
  * An entry is the tick at which its soonest lease ends (it may be given too early), the tick at which its latest ends (it may be given too
  * late), then one cell per holder: slot (group of 4 characters, tier 0–2), end of the lease, tokens. Ticks are 4 bytes. Tokens are base64url
  * that goes from writer to reader as it is; scripts never decode keys, slots or tokens. Confirmed holders have 4 characters, their tokens;
- * predicted ones 8, the tokens per key: so entries with the same holders are the same text, which Lua keeps only once.
+ * predicted ones 8, the tokens per key, and 2 that tell one prediction from the next: so entries with the same holders by the same
+ * predictions are the same text.
  */
 export const CELLS = `
-local HEAD, CONFIRMED, PREDICTED = 8, 13, 17
+local HEAD, CONFIRMED, PREDICTED = 8, 13, 19
 
 local function u32(text, at)
   local a, b, c, d = byte(text, at, at + 3)

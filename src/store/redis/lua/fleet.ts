@@ -69,7 +69,7 @@ markRetired(id, incarnation, horizon)
 return group
 `;
 
-/** … request (empty: predict only), blocks, prefill tokens, reservation ttl ms, prediction ttl ms, keys at the boundaries, tokens per key. */
+/** … request (empty: predict only), blocks, prefill tokens, reservation ttl ms, prediction ttl ms, keys at the boundaries, tokens per key and stamp. */
 export const RESERVE_SCRIPT = `${BASE}${CELLS}${ROWS}${PREDICT}${RANK}
 local row = current(id, incarnation)
 if not row then return '' end

@@ -26,8 +26,8 @@ local function boundary(index)
   return 2 ^ (10 + floor(coarse / 16)) * (1 + (coarse % 16) / 16)
 end
 
--- found: depths, slots and tokens side by side. Returns the probes spent and whether they ran out.
-local function search(length, limit, entryAt, size, found)
+-- size, chars: of a cell and of its tokens; found: depths, slots and tokens side by side. Returns the probes spent and whether they ran out.
+local function search(length, limit, entryAt, size, chars, found)
   local low, high, highCount = 0, length, 0
   local entry = entryAt(0)
   local count = holders(entry, size)
@@ -61,7 +61,7 @@ local function search(length, limit, entryAt, size, found)
       if not seen[slot] and (fresh or u32(entry, at + 5) > tick) then
         seen[slot] = true
         rows, placed, left = rows + 1, placed + 1, left - 1
-        depths[rows], slots[rows], tokens[rows] = low + 1, slot, sub(entry, at + 9, at + size - 1)
+        depths[rows], slots[rows], tokens[rows] = low + 1, slot, sub(entry, at + 9, at + 8 + chars)
       end
       at = at + size
     end
@@ -125,8 +125,8 @@ local function lookup(keys, boundaries, limit, live)
     return call('GET', tag .. 'p' .. sub(keys, at + 1, at + 11))
   end
   local predicted, confirmed = { {}, {}, {} }, { {}, {}, {} }
-  local spent, cut = search(boundaries, ${PREDICTION_PROBES}, predictedAt, PREDICTED, predicted)
-  local more, cutToo = search(#keys / 11, limit - spent, confirmedAt, CONFIRMED, confirmed)
+  local spent, cut = search(boundaries, ${PREDICTION_PROBES}, predictedAt, PREDICTED, 8, predicted)
+  local more, cutToo = search(#keys / 11, limit - spent, confirmedAt, CONFIRMED, 4, confirmed)
   live = live or liveGroups(confirmed[2], predicted[2])
   local figures = (spent + more) .. ' ' .. ((cut or cutToo) and 1 or 0)
   return answer(confirmed, live), answer(predicted, live), figures
