@@ -155,7 +155,7 @@ export class LogReader {
     const open = new Set(handlers);
     for (const handler of handlers) {
       const done = () => {
-        if (open.delete(handler) && open.size === 0 && this.undone.delete(message.sequence)) message.ack();
+        if (open.delete(handler) && open.size === 0) this.finish(message);
       };
       try {
         handler(batch, done);
@@ -163,5 +163,14 @@ export class LogReader {
         this.options.onError(thrown, "kv");
       }
     }
+  }
+
+  /** Acknowledges its latest delivery, for the connection of this one may have ended. */
+  private finish(message: LogMessage): void {
+    const latest = this.undone.get(message.sequence);
+    // The place may be another message's by now, in a log that was made again.
+    if (latest === undefined || (latest !== message && !latest.redelivered)) return;
+    this.undone.delete(message.sequence);
+    latest.ack();
   }
 }
