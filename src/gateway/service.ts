@@ -94,12 +94,14 @@ export class Service {
       stream: false,
       lease: null,
     };
-    work(client, record)
+    const done = work(client, record)
       .finally(() => record.lease?.release())
       .then(
         (status) => this.count(record, status),
         (thrown) => this.refuse(client, record, toKedgeError(thrown)),
       );
+    // An edge host ends the work of a client that has left, and what it holds would never be given back.
+    client.waitUntil?.(done);
     return client.response;
   }
 

@@ -2,6 +2,7 @@
 
 import { once } from "node:events";
 import { type IncomingMessage, request } from "node:http";
+import { connect, type Socket } from "node:net";
 import { createLocalJWKSet, jwtVerify } from "jose";
 import { describe, expect, it } from "vitest";
 import { MODEL } from "../e2e/gateway-fleet.ts";
@@ -180,7 +181,55 @@ describe("a client that leaves", () => {
     expect(await metric(INFLIGHT)).toBe(0);
     expect(await metric('kedge_breaker_open{worker="w0"}')).toBe(0);
   });
+
+  it.each([
+    ["before headers", true, null, "before_headers"],
+    ["before first data", true, UNVOUCHED, "before_first_data"],
+    ["inside a whole answer", false, JSON_ANSWER, "before_first_data"],
+  ] as const)("%s ends the agent's request", async (_name, isStream, headers, phase) => {
+    const { url, agents, metric } = await startStack([
+      (response) => {
+        if (headers === null) return;
+        response.writeHead(200, headers);
+        response.write(isStream ? ": thinking\n\n" : "{");
+      },
+    ]);
+    const socket = upload(url, chatInit(isStream).body as string);
+    const { abandoned } = await agents[0]!.arrival(0);
+    // Cloudflare's network tells workerd of a client that leaves; on loopback only a reset does, while nothing is written.
+    socket.resetAndDestroy();
+    await abandoned;
+    await eventually(async () => (await metric(INFLIGHT)) === 0);
+    const aborts = (one: string) => metric(`kedge_aborts_total{model="${MODEL}",phase="${one}"}`);
+    // Whether the agent's headers had come by then is chance.
+    expect((await aborts(phase)) + (phase === "before_headers" ? 0 : await aborts("before_headers"))).toBe(1);
+  });
+
+  it("while it sends its body gives its room back", async () => {
+    const { url, chat } = await startStack([whole], {
+      KEDGE_BODY_LIMIT_BYTES: "50000",
+      KEDGE_INFLIGHT_BODY_BYTES: "50000",
+    });
+    const another = async () => (await chat(false)).status;
+    await eventually(async () => (await another()) === 200);
+    const socket = upload(url, '{"model":', 50_000);
+    await eventually(async () => (await another()) === 503);
+    socket.resetAndDestroy();
+    await eventually(async () => (await another()) === 200);
+  });
 });
+
+/** A client on a bare socket; its body may be longer than what it sends. */
+function upload(url: string, body: string, length = body.length): Socket {
+  const { hostname, port } = new URL(url);
+  const socket = connect(Number(port), hostname);
+  socket.on("error", () => {});
+  socket.write(
+    `POST /v1/chat/completions HTTP/1.1\r\nhost: ${hostname}\r\nauthorization: ${AUTHORIZED.authorization}\r\n` +
+      `content-type: application/json\r\ncontent-length: ${length}\r\n\r\n${body}`,
+  );
+  return socket;
+}
 
 describe("a gateway", () => {
   it("without keys answers 503 and names what is missing", async () => {
