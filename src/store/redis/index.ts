@@ -108,6 +108,13 @@ interface Copy extends Moment {
   readonly rows: RowTexts;
 }
 
+/**
+ * Needs Redis 6.2, any Valkey, or Upstash. With one shard each call is one script, and so one step for all who read. With several, fleet and
+ * index lie under tags of their own (the index's by the first key of a chain): a reading takes two commands in one round trip, a write of
+ * batches asks the fleet, then all shards, then the fleet again; whoever fails between finds a gap or a duplicate later, never a wrong holder.
+ *
+ * Errors of all methods: `view_unavailable` for whatever keeps Redis from answering in time.
+ */
 export class RedisStore implements ViewStore {
   private readonly options: RedisStoreOptions;
   private readonly scripts: Scripts;

@@ -17,6 +17,7 @@ import { describeWithRedis, type RunningServer, startRedis } from "../../../test
 import { defineConfig } from "../../config/index.ts";
 import type { IncarnationKey } from "../../fleet/types.ts";
 import { startRedisRest } from "../../node/redis-rest/index.ts";
+import { boundaryAt, boundaryCount } from "../../prefix/boundaries.ts";
 import type { KvOp } from "../types.ts";
 import { type RedisStore, type RedisStoreOptions, redisStoreOptions } from "./index.ts";
 
@@ -187,6 +188,51 @@ describeWithRedis("the view in Redis", () => {
     const lengths = await Promise.all((await redis.keys(pattern)).map((key) => redis.hlen(key)));
     return lengths.reduce((sum, length) => sum + length, 0);
   }
+
+  describe("predictions", () => {
+    it("reach the deepest boundary of a prompt of any length, with the tokens of that depth", async () => {
+      const store = open();
+      const [key] = await begin(store, 1);
+      for (const length of [1, 64, 65, 127, 1_023, 1_024, 1_087, 1_500, 4_097, 8_191, 8_192, 9_000]) {
+        const chain = chainOf(length, 2_000 + length);
+        await predict(store, key, chain, 30_000);
+        const { predictedDepth, predictedTokens } = (await store.read(MODEL, chain)).lookup;
+        const depth = boundaryAt(boundaryCount(length) - 1);
+        expect([predictedDepth[0], predictedTokens[0]]).toEqual([depth, Math.round(depth * 15.7)]);
+      }
+    });
+
+    it("keep each worker's depth and its newest tokens at every boundary, though few of them are read", async () => {
+      const store = open();
+      const workers = await begin(store, 3);
+      const chain = chainOf(3_000, 13);
+      const random = seeded(14);
+      /** Newest tokens per key at each boundary. */
+      const rates = new Map(workers.map(({ worker }) => [worker, [] as number[]]));
+      for (let i = 0; i < 400; i++) {
+        const key = workers[i % 3];
+        const length = 1 + Math.floor(random() * (i % 2 === 0 ? 3_000 : 100));
+        const tokensPerKey = 1 + Math.floor(3 * random());
+        const prediction = { keys: chain.subarray(0, length), tokensPerKey, ttlMs: 50_000 };
+        const load = { requestId: `newest-${i}`, blocks: 0, prefillTokens: 0, reservationTtlMs: 1 };
+        await store.reserve({ ...key, ...load, prediction });
+        rates
+          .get(key.worker)!
+          .splice(0, boundaryCount(length), ...Array(boundaryCount(length)).fill(tokensPerKey));
+        const window = chain.subarray(0, 1 + Math.floor(random() * (i % 8 === 0 ? 3_000 : 100)));
+        const { fleet, lookup } = await store.read(MODEL, window);
+        expect(lookup.truncated).toBe(false);
+        for (const { worker, slots } of fleet) {
+          const held = rates.get(worker)!;
+          const boundaries = Math.min(held.length, boundaryCount(window.length));
+          const depth = boundaries === 0 ? 0 : boundaryAt(boundaries - 1);
+          const at = lookup.slots.indexOf(slots.device);
+          const found = at < 0 ? [0, 0] : [lookup.predictedDepth[at], lookup.predictedTokens[at]];
+          expect(found).toEqual([depth, boundaries === 0 ? 0 : depth * held[boundaries - 1]]);
+        }
+      }
+    });
+  });
 
   describe("failures", () => {
     it("sends scripts again that Redis has forgotten", async () => {
