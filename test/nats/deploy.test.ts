@@ -213,6 +213,37 @@ describeWithNats.each(DISTINCT_SERVERS)("site.conf with %s", (binary) => {
     );
   });
 
+  it("an agent does not empty the log by having its acknowledgement sent to the server's own interface", async () => {
+    const { bus: indexer } = await connected(url, INDEXER);
+    indexer.onKv((_batch, done) => done());
+    await indexer.flush();
+    const clients = await Promise.all(
+      (["agent-node-1", "agent-node-2", "indexer"] as const).map((user) => {
+        const path = user === "indexer" ? "indexer.eu.x" : `agent.eu.a.${user.slice("agent-".length)}`;
+        const pass = user.replace("agent-", "pw-").replace("indexer", "pw-indexer");
+        return connect({ servers: url, user, pass, inboxPrefix: `_INBOX.kedge.${path}` });
+      }),
+    );
+    const [one, two, reader] = clients as [NatsConnection, NatsConnection, NatsConnection];
+    const first = async () => {
+      const info = await reader.request("$JS.API.STREAM.INFO.KEDGE_KV");
+      return info.json<{ state: { first_seq: number } }>().state.first_seq;
+    };
+    await two.request("kedge.kv.eu.a.node-2.w", "kept");
+    const before = await first();
+    for (const what of [
+      "STREAM.PURGE.KEDGE_KV",
+      "STREAM.DELETE.KEDGE_KV",
+      "CONSUMER.DELETE.KEDGE_KV.indexer-eu",
+    ])
+      one.publish("kedge.kv.eu.a.node-1.w", "x", { reply: `$JS.API.${what}` });
+    await one.request("kedge.kv.eu.a.node-1.w", "after it");
+    expect(await first()).toBe(before);
+    const consumer = await reader.request("$JS.API.CONSUMER.INFO.KEDGE_KV.indexer-eu");
+    expect(consumer.json<{ error?: unknown }>().error).toBeUndefined();
+    await Promise.all(clients.map((client) => client.close()));
+  });
+
   it.each(["$JS.API.STREAM.DELETE.KEDGE_KV", "kedge.kv.eu.a.node-1.w", "kedge.load.eu.a.node-1"])(
     "an indexer may not publish to %s",
     async (subject) => {

@@ -258,6 +258,8 @@ export class Link {
       max_bytes: settings.maxBytes,
       duplicate_window: nanos(settings.duplicateWindowMs),
       num_replicas: settings.replicas,
+      // Older servers (2.9) let whoever may publish to a stream purge it, by the subject to which the acknowledgement goes.
+      deny_purge: true,
     });
   }
 
