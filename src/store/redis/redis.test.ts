@@ -133,9 +133,9 @@ describeWithRedis("the view in Redis", () => {
         const store = open();
         const keys = await begin(store, workers);
         for (const [i, key] of keys.entries()) {
-          const depth = 4_000 + 13 * (i % 8);
+          const depth = 400 + 13 * (i % 8);
           await write(store, key, 1, storeKeys(chain, 0, depth));
-          await predict(store, key, chain.subarray(0, depth + 500), 100_000);
+          await predict(store, key, chain.subarray(0, depth + 100), 100_000);
         }
         const loads = { activeBlocks: 12_345, prefillTokens: 81_920, running: 128, waiting: 12 };
         await store.report(keys.map((key) => reportOf(key, { ...loads, publishedSequence: 1 })));
