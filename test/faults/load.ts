@@ -2,8 +2,11 @@
 
 import { promptOf } from "./prompts.ts";
 
+/** Text, or token ids, of which a gateway without the vocabulary makes no keys. */
+export type Prompt = string | readonly number[];
+
 export interface Answer {
-  readonly prompt: string;
+  readonly prompt: Prompt;
   /** 0: no answer at all. */
   readonly status: number;
   /** Error code or what else was wrong with it; null: a whole answer. */
@@ -29,9 +32,11 @@ export interface AskOptions {
 /** A request that hangs is as bad as one that fails. */
 const PATIENCE_MS = 15_000;
 export const MODEL = "mock";
+const IN_BAND = "in band: ";
+const LATELY = 12;
 
 /** Never rejects. */
-export async function ask(url: string, prompt: string, options: AskOptions = {}): Promise<Answer> {
+export async function ask(url: string, prompt: Prompt, options: AskOptions = {}): Promise<Answer> {
   const { stream = false, maxTokens = 4, headers = {} } = options;
   const sentAtMs = performance.now();
   const body = { model: MODEL, prompt, max_tokens: maxTokens, ignore_eos: true };
@@ -79,6 +84,8 @@ function judge(
   const parts = stream ? text.split("\n\n").filter((part) => part.startsWith("data: {")) : [`data: ${text}`];
   const usage = parts.map((part) => (JSON.parse(part.slice(6)) as Reply).usage).find((one) => one != null);
   const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
+  const failure = stream ? parts.find((part) => part.startsWith('data: {"error"')) : undefined;
+  if (failure !== undefined) return { wrong: `${IN_BAND}${codeOf(failure.slice(6))}`, cached };
   if (stream && !text.trimEnd().endsWith("data: [DONE]")) return { wrong: `cut: ${text}`, cached };
   return { wrong: usage?.completion_tokens === maxTokens ? null : `not whole: ${text}`, cached };
 }
@@ -126,8 +133,25 @@ export class Load {
     return this.answers.filter(({ sentAtMs }) => sentAtMs >= atMs);
   }
 
+  /** All that were answered lately, of requests sent from then on, were on this rung. */
+  isOn(rung: string, sinceMs = Number.NEGATIVE_INFINITY): boolean {
+    const last = this.since(sinceMs).slice(-LATELY);
+    return last.length === LATELY && last.every((answer) => answer.rung === rung);
+  }
+
+  get prompts(): Prompt[] {
+    return this.answers.map(({ prompt }) => prompt);
+  }
+
   get wrong(): Answer[] {
     return this.answers.filter(({ wrong }) => wrong !== null);
+  }
+
+  /** Without streams that were under way at this moment and had begun: for those nobody else can go on, and they said so (design D9). */
+  wrongBut(atMs: number): Answer[] {
+    const isCut = ({ wrong, sentAtMs, costMs }: Answer) =>
+      wrong!.startsWith(IN_BAND) && sentAtMs <= atMs && sentAtMs + costMs >= atMs;
+    return this.wrong.filter((answer) => !isCut(answer));
   }
 
   /** Resolves when the last answer is there. */

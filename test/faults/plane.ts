@@ -8,7 +8,7 @@ import { openStore } from "../../src/node/redis-store.ts";
 import { newPlanKeys } from "../../src/plan/keys.ts";
 import type { RedisStore } from "../../src/store/redis/index.ts";
 import { freePort, type NatsServer, type RunningServer, startNats, startRedis } from "../support/servers.ts";
-import { type Answer, type AskOptions, ask } from "./load.ts";
+import { type Answer, type AskOptions, ask, type Prompt } from "./load.ts";
 import { KedgeProcess } from "./process.ts";
 import { promptOf } from "./prompts.ts";
 import { Truth } from "./truth.ts";
@@ -34,7 +34,7 @@ export interface Gateway {
   readonly url: string;
   /** What it warned of. */
   readonly warnings: readonly string[];
-  ask(prompt: string, options?: AskOptions): Promise<Answer>;
+  ask(prompt: Prompt, options?: AskOptions): Promise<Answer>;
   /** Sum of all series of a metric. */
   metric(name: string): Promise<number>;
   close(): Promise<void>;
@@ -160,13 +160,22 @@ export class Plane {
     return (await response.json()) as { state: string; queuedWrites: number };
   }
 
+  /** Where the view differs from the engines' block tables. `prompts`: all that were sent. */
+  differences(prompts: readonly Prompt[], engines: readonly Engine[] = this.engines): Promise<string[]> {
+    return this.truth.differences(engines, prompts);
+  }
+
   /** Resolves when the view says of every worker exactly what its engine's block table says. */
-  async indexIsTrue(prompts: readonly string[], engines = this.engines, withinMs = 20_000): Promise<void> {
+  async indexIsTrue(
+    prompts: readonly Prompt[],
+    engines: readonly Engine[] = this.engines,
+    withinMs: number = SOON.timeout,
+  ): Promise<void> {
     let found: string[] = [];
     await this.until(
       () => `the index equals the block tables: ${found.join("; ")}`,
       async () => {
-        found = await this.truth.differences(engines, prompts);
+        found = await this.differences(prompts, engines);
         return found.length === 0;
       },
       withinMs,

@@ -5,7 +5,7 @@ import { bytesChain } from "../../src/prefix/bytes-scheme.ts";
 import { createHasher, type Hasher } from "../../src/prefix/hasher.ts";
 import type { ViewStore } from "../../src/store/types.ts";
 import { differences, type Holdings, TableKeys } from "../e2e/view-truth.ts";
-import { MODEL } from "./load.ts";
+import { MODEL, type Prompt } from "./load.ts";
 
 /** Look-ups under way at a time. */
 const WIDTH = 8;
@@ -31,7 +31,7 @@ export class Truth {
   }
 
   /** `prompts`: all that were sent, so that nothing which the view may still hold of them stays unseen. Empty: they are equal. */
-  async differences(engines: readonly EngineOfWorker[], prompts: Iterable<string>): Promise<string[]> {
+  async differences(engines: readonly EngineOfWorker[], prompts: Iterable<Prompt>): Promise<string[]> {
     const tables = new Map<string, Set<bigint>>();
     const chains = new Map<bigint, BigUint64Array>();
     for (const { worker, url } of engines) {
@@ -39,9 +39,9 @@ export class Truth {
       tables.set(`${worker}/0`, this.keys.heldBy(table));
       for (const chain of this.keys.chainsOf(table)) keep(chains, chain);
     }
-    for (const prompt of new Set(prompts)) keep(chains, this.chainOf(prompt));
-    if ([...tables.values()].some(({ size }) => size === 0))
-      return ["an engine that holds nothing proves nothing"];
+    for (const prompt of new Set(prompts)) if (typeof prompt === "string") keep(chains, this.chainOf(prompt));
+    if ([...tables.values()].every(({ size }) => size === 0))
+      return ["engines that hold nothing prove nothing"];
     const view = await this.viewOf([...chains.values()]);
     if (typeof view === "string") return [view];
     return differences(tables, view);
