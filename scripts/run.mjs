@@ -44,7 +44,6 @@ const child = spawn(
   existsSync(node) ? node : process.execPath,
   ["--disable-warning=ExperimentalWarning", ...process.argv.slice(2)],
   {
-    cwd: root,
     stdio: "inherit",
     env: { ...process.env, PATH: `${join(root, "node_modules", ".bin")}:${process.env.PATH}` },
   },

@@ -1,8 +1,8 @@
 /** `kedge agent` as a user runs it: real nats-server, processes and sockets; what gateways and indexers see of a node, and what is left of it. */
 
-import { type ChildProcess, spawn } from "node:child_process";
+import { type ChildProcess, spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
-import { mkdtempSync, readFileSync, rmSync, statSync } from "node:fs";
+import { chmodSync, mkdtempSync, readFileSync, rmSync, statSync } from "node:fs";
 import { type AddressInfo, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -313,3 +313,32 @@ it("kedge plan-key makes pairs that fit, and keeps the old public half when it r
   expect(next.jwks.keys).toEqual(rotated.public.keys);
   expect(rotated.public.keys.slice(1)).toEqual(old.jwks.keys);
 });
+
+it("kedge plan-key writes where it was called, makes the folder, and replaces a key by its successor only", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "kedge-keys-"));
+  closing.push(() => rmSync(folder, { recursive: true }));
+  const run = (...args: string[]) =>
+    spawnSync(
+      process.execPath,
+      [join(process.cwd(), "bin", "kedge.js"), "plan-key", "--write", "./keys", ...args],
+      {
+        cwd: folder,
+        encoding: "utf8",
+      },
+    );
+  const key = join(folder, "keys", "plan-key.json");
+  expect(run()).toMatchObject({ status: 0 });
+  const first = readFileSync(key, "utf8");
+  const again = run();
+  expect([again.status, again.stderr]).toEqual([2, expect.stringContaining("--rotate keys/plan-key.json")]);
+  expect(readFileSync(key, "utf8")).toBe(first);
+  chmodSync(key, 0o644);
+  expect(run("--rotate", "./keys/plan-key.json")).toMatchObject({ status: 0 });
+  expect(JSON.parse(readFileSync(key, "utf8")).keys[1]).toEqual(publicHalf(first));
+  expect(statSync(key).mode & 0o777).toBe(0o600);
+});
+
+function publicHalf(jwks: string): object {
+  const { d, ...half } = JSON.parse(jwks).keys[0];
+  return half;
+}

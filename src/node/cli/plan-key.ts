@@ -1,8 +1,9 @@
 /** `kedge plan-key`: makes the key pair by which agents know their gateways, or the next one of a rotation. */
 
-import { writeFile } from "node:fs/promises";
+import { chmod, mkdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { Command } from "commander";
+import { KedgeError } from "../../errors/index.ts";
 import { newPlanKeys } from "../../plan/keys.ts";
 import { signingKeyText } from "../plan-keys.ts";
 
@@ -40,12 +41,25 @@ async function run({ rotate, write, json }: Flags): Promise<void> {
   const { privateJwks, publicJwks } = await newPlanKeys(old);
   const [secret, open] = [JSON.stringify(privateJwks), JSON.stringify(publicJwks)];
   if (write !== undefined) {
-    await writeFile(join(write, "plan-key.json"), `${secret}\n`, { mode: 0o600 });
-    await writeFile(join(write, "plan-jwks.json"), `${open}\n`);
-    console.log(`kedge: wrote ${join(write, "plan-key.json")} and ${join(write, "plan-jwks.json")}`);
+    const files = { secret: join(write, "plan-key.json"), open: join(write, "plan-jwks.json") };
+    await mkdir(write, { recursive: true, mode: 0o700 }).catch(cannotWrite);
+    // A key in use is replaced by its successor only.
+    const flag = rotate === undefined ? "wx" : "w";
+    await writeFile(files.secret, `${secret}\n`, { mode: 0o600, flag }).catch(cannotWrite);
+    await chmod(files.secret, 0o600).catch(cannotWrite);
+    await writeFile(files.open, `${open}\n`).catch(cannotWrite);
+    console.log(`kedge: wrote ${files.secret} and ${files.open}`);
   } else if (json) console.log(JSON.stringify({ private: privateJwks, public: publicJwks }));
   else {
     console.log(`Private, for gateways (KEDGE_PLAN_KEY); keep it secret:\n${secret}\n`);
     console.log(`Public, for agents (KEDGE_PLAN_JWKS):\n${open}`);
   }
+}
+
+function cannotWrite(cause: NodeJS.ErrnoException): never {
+  const why =
+    cause.code === "EEXIST" && cause.syscall === "open"
+      ? `${cause.path} is there already: make its successor with --rotate ${cause.path}, or name another folder`
+      : `the keys cannot be written: ${cause.message}`;
+  throw new KedgeError("config_invalid", `--write: ${why}.`, { cause, param: "write" });
 }
