@@ -311,7 +311,9 @@ return allot()
  */
 export const SNAPSHOT_END_SCRIPT = `${BASE}${ROWS}${RANK}
 local row, sequence, group = current(id, incarnation), tonumber(ARGV[5]), ARGV[6]
-if not row or sequence < row[WATERMARK] then
+-- It was taken before, and the answer was lost.
+if row and row[GROUP] == group then return 'a' end
+if not row or sequence < row[WATERMARK] or call('ZSCORE', tag .. 'f', group) then
   retireGroup(group, horizon)
   return row and 'd' or refusal(id, incarnation, horizon)
 end

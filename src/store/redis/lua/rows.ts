@@ -3,7 +3,7 @@
 /**
  * Keys under the fleet's tag: `c` epoch, version, next group, heartbeat; `i` rank → incarnation and model; `s` rank → registration; `m`
  * models; `d<model>` rank → row; `r<rank>` request → reservation; `k<hash>` cards; `x<rank incarnation>` retired lives; `a<rank request>`
- * admissions without a reservation yet; `g` groups that wait to be used again; `w` live groups → sequence; `t` model → thresholds.
+ * admissions without a reservation yet; `f` groups that wait to be used again, by when they may; `w` live groups → sequence; `t` model → thresholds.
  *
  * A row is one string of 17 fields. `version` counts all that changes a registration or a slot; a row's `changed` is the version that it
  * changed with.
@@ -68,20 +68,18 @@ end
 
 -- Three slots, one per tier, that nobody can name any more. The digit that differs most comes first: cells are found quicker.
 local function allot()
-  local waiting = call('LINDEX', tag .. 'g', 0)
-  if waiting then
-    local group, free = match(waiting, '^(.*):(.*)$')
-    if tonumber(free) <= tick then
-      call('LPOP', tag .. 'g')
-      return group
-    end
+  local waiting = call('ZRANGE', tag .. 'f', 0, 0, 'WITHSCORES')
+  if waiting[1] and tonumber(waiting[2]) <= tick then
+    call('ZREM', tag .. 'f', waiting[1])
+    return waiting[1]
   end
   local n = call('HINCRBY', tag .. 'c', 'next', 1)
   return digit(n) .. digit(floor(n / 64)) .. digit(floor(n / 4096)) .. digit(floor(n / 262144))
 end
 
+-- Twice is the same as once: a script may run again when its answer was lost.
 local function retireGroup(group, horizon)
-  call('RPUSH', tag .. 'g', group .. ':' .. leaseEnd(horizon))
+  call('ZADD', tag .. 'f', leaseEnd(horizon), group)
   call('HDEL', tag .. 'w', group)
 end
 
