@@ -225,4 +225,52 @@ describeWithRedis("the view in Redis over a bad line", () => {
     const slots = (await store.fleet()).map((row) => row.slots.device);
     expect(new Set(slots).size).toBe(keys.length);
   });
+
+  it("calls a batch a gap that was written under slots whose place a snapshot takes meanwhile", async () => {
+    const view = "overtaken";
+    const direct = directPipeline(redis);
+    const key = { worker: "w", rank: 0, incarnation: "1" };
+    const chain = chainOf(7);
+    const stored = { ...key, model: MODEL, sequence: 1, ops: [storeKeys(chain)] };
+    // The snapshot of the other indexer comes between this one's look at the watermark and its writes, its last call after them.
+    let overtake: (() => Promise<void>) | null = null;
+    const late = Promise.withResolvers<void>();
+    const isWrite = ([name, , , at]: readonly string[]) => name.startsWith("EVAL") && at.endsWith(".1.0}w");
+    const one = redisStore({
+      view,
+      shards: 3,
+      send: async (commands, signal) => {
+        if (isWrite(commands[0])) await overtake?.();
+        return direct(commands, signal);
+      },
+    });
+    const held = Promise.withResolvers<void>();
+    const other = redisStore({
+      view,
+      shards: 3,
+      send: async (commands, signal) => {
+        if (commands[0][0] === "HDEL") {
+          held.resolve();
+          await late.promise;
+        }
+        return direct(commands, signal);
+      },
+    });
+    await one.register(registrationOf(key));
+    await one.apply([stored]);
+    let snapshot: Promise<unknown> = Promise.resolve();
+    overtake = async () => {
+      overtake = null;
+      snapshot = other.applySnapshot({ ...stored, ops: [storeKeys(chain)] });
+      await held.promise;
+    };
+    const removal = { ...key, model: MODEL, sequence: 2, ops: [removeKeys(chain, 2)] };
+    expect(await one.apply([removal])).toEqual(["gap"]);
+    late.resolve();
+    expect(await snapshot).toBe("applied");
+    await one.report([reportOf(key, { publishedSequence: 2 })]);
+    expect((await one.fleet())[0].feed.lagEvents).toBe(1);
+    expect(await one.apply([removal])).toEqual(["applied"]);
+    expect([...(await one.read(MODEL, chain)).lookup.confirmedDepth]).toEqual([2]);
+  });
 });

@@ -532,15 +532,16 @@ export class RedisStore implements ViewStore {
       return this.shardCall(shard, APPLY_SHARD_SCRIPT, this.horizon, String(open.length), ...args);
     });
     const replies = (await this.write(calls)) as string[];
-    const advanced: string[] = [];
-    for (const [i, { batch, at }] of open.entries()) {
+    const written: typeof open = [];
+    for (const [i, each] of open.entries()) {
       const letters = replies.map((reply) => reply[i]);
-      outcomes[at] = letters.includes("g") ? "g" : letters.includes("a") ? "a" : "d";
-      if (outcomes[at] !== "g") advanced.push(...rankArgs(batch), String(batch.sequence));
+      outcomes[each.at] = letters.includes("g") ? "g" : letters.includes("a") ? "a" : "d";
+      if (outcomes[each.at] !== "g") written.push(each);
     }
-    if (advanced.length > 0) {
-      await this.write([this.fleetCall(ADVANCE_SCRIPT, String(advanced.length / 3), ...advanced)]);
-    }
+    if (written.length === 0) return outcomes;
+    const args = written.flatMap(({ batch, group }) => [...rankArgs(batch), group, String(batch.sequence)]);
+    const [advanced] = await this.write([this.fleetCall(ADVANCE_SCRIPT, String(written.length), ...args)]);
+    for (const [i, { at }] of written.entries()) if ((advanced as string)[i] === "g") outcomes[at] = "g";
     return outcomes;
   }
 

@@ -282,17 +282,25 @@ end
 return replies
 `;
 
-/** After batches went to all shards. ARGV: now, number of ranks, then of each: rank, incarnation, sequence. */
+/**
+ * After batches went to all shards. ARGV: now, number of batches, then of each: rank, incarnation, group that it was written under, sequence.
+ * Reply: a letter for each (a: applied, g: a snapshot without it has taken that group's place meanwhile).
+ */
 export const ADVANCE_SCRIPT = `${BASE}${ROWS}
+local outcomes = {}
 for i = 1, tonumber(ARGV[2]) do
-  local row = current(ARGV[3 * i], ARGV[3 * i + 1])
-  local sequence = tonumber(ARGV[3 * i + 2])
+  local row, sequence = current(ARGV[4 * i - 1], ARGV[4 * i]), tonumber(ARGV[4 * i + 2])
+  outcomes[i] = 'a'
   if row and sequence > row[WATERMARK] then
-    advance(row, sequence)
-    save(row)
+    if row[GROUP] == ARGV[4 * i + 1] then
+      advance(row, sequence)
+      save(row)
+    else
+      outcomes[i] = 'g'
+    end
   end
 end
-return ''
+return concat(outcomes)
 `;
 
 /** Begins a snapshot. … sequence. Reply: r, u, d (older than what is there), or the group to write it under. */
