@@ -273,4 +273,30 @@ describeWithRedis("the view in Redis over a bad line", () => {
     expect(await one.apply([removal])).toEqual(["applied"]);
     expect([...(await one.read(MODEL, chain)).lookup.confirmedDepth]).toEqual([2]);
   });
+
+  it("predicts for a rank without events though its registration reached only a part of the view at first", async () => {
+    const direct = directPipeline(redis);
+    let isCut = true;
+    const store = redisStore({
+      shards: 3,
+      send: (commands, signal) =>
+        isCut && commands[0][0] === "HSET" ? Promise.reject(new Error("cut")) : direct(commands, signal),
+    });
+    const key = { worker: "w", rank: 0, incarnation: "1" };
+    const registration = registrationOf(key, { kvEvents: false });
+    await expect(store.register(registration)).rejects.toMatchObject({ code: "view_unavailable" });
+    isCut = false;
+    expect(await store.register(registration)).not.toBeNull();
+    const keys = chainOf(9);
+    const prediction = { keys, tokensPerKey: 16, ttlMs: 30_000 };
+    await store.reserve({
+      ...key,
+      requestId: "r",
+      blocks: 1,
+      prefillTokens: 1,
+      reservationTtlMs: 30_000,
+      prediction,
+    });
+    expect([...(await store.read(MODEL, keys)).lookup.predictedDepth]).toEqual([CHAIN_KEYS]);
+  });
 });

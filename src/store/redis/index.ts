@@ -204,6 +204,7 @@ export class RedisStore implements ViewStore {
     if (this.sentCards.size >= 256) this.sentCards.clear();
     this.sentCards.add(hash);
     if (outcome === "n") await this.markShards(group, 0, replaced);
+    else await this.markWhereLost(group);
     return slotsOf(group);
   }
 
@@ -558,6 +559,12 @@ export class RedisStore implements ViewStore {
       this.shardTags().map((tag) => ({ command: ["HSET", `${tag}w`, group, String(sequence)] })),
     );
     await this.unmarkShards([replaced]);
+  }
+
+  /** In shards that do not know the group of a rank, because the call failed that told them, or because they have lost their data. */
+  private async markWhereLost(group: string): Promise<void> {
+    if (this.options.shards === 1) return;
+    await this.write(this.shardTags().map((tag) => ({ command: ["HSETNX", `${tag}w`, group, "0"] })));
   }
 
   private async unmarkShards(groups: readonly string[]): Promise<void> {
