@@ -299,4 +299,29 @@ describeWithRedis("the view in Redis over a bad line", () => {
     });
     expect([...(await store.read(MODEL, keys)).lookup.predictedDepth]).toEqual([CHAIN_KEYS]);
   });
+
+  it("takes no copy of the fleet for a later one when Redis has lost its latest writes", async () => {
+    let nowMs = 1_800_000_000_000;
+    const options = { view: "failover", viewNowMs: () => nowMs, send: directPipeline(redis) };
+    const indexer = redisStore(options);
+    const gateway = redisStore(options);
+    const [a, b, c] = ["a", "b", "c"].map((worker) => ({ worker, rank: 0, incarnation: "1" }));
+    await indexer.register(registrationOf(a));
+    const dump = await Promise.all(
+      (await redis.keys("{failover.1}*")).map(async (name) => [name, await redis.dumpBuffer(name)] as const),
+    );
+    nowMs += 1_000;
+    for (const key of [b, c]) await indexer.register(registrationOf(key));
+    expect((await gateway.read(MODEL, chainOf(1))).fleet).toHaveLength(3);
+    // The replica that takes over had not got these two; they come again in another order.
+    await redis.del(...(await redis.keys("{failover.1}*")));
+    for (const [name, value] of dump) await redis.restore(name, 0, value);
+    nowMs += 1_000;
+    for (const key of [c, b]) await indexer.register(registrationOf(key));
+    await indexer.apply([{ ...b, model: MODEL, sequence: 1, ops: [storeKeys(chainOf(1))] }]);
+    const { fleet, lookup } = await gateway.read(MODEL, chainOf(1));
+    expect(
+      fleet.filter(({ slots }) => lookup.slots.includes(slots.device)).map(({ worker }) => worker),
+    ).toEqual(["b"]);
+  });
 });

@@ -51,8 +51,12 @@ local function refusal(id, incarnation, horizon)
   return at and now - at <= horizon and 'r' or 'u'
 end
 
+-- Not below the time, so that no version comes twice: a Redis that has lost its latest writes (a failover, an older dump) would count up
+-- to those that readers have a copy of.
 local function nextVersion()
-  return call('HINCRBY', tag .. 'c', 'version', 1)
+  local version = math.max((tonumber(call('HGET', tag .. 'c', 'version') or nil) or 0) + 1, now)
+  call('HSET', tag .. 'c', 'version', version)
+  return version
 end
 
 -- Names the epoch if the view is empty. Groups begin anywhere, so that what other shards may still hold stays inert.
