@@ -7,7 +7,7 @@ import { MODEL } from "./load.ts";
 import { type Gateway, Plane } from "./plane.ts";
 import { promptOf } from "./prompts.ts";
 
-vi.setConfig({ testTimeout: 90_000 });
+vi.setConfig({ testTimeout: 180_000 });
 
 /** For decisions that must be made with the view, on a machine that others use too. */
 const UNHURRIED_MS = 2_000;

@@ -5,7 +5,7 @@ import { describeWithServers } from "../support/servers.ts";
 import { Load } from "./load.ts";
 import { type Gateway, Plane } from "./plane.ts";
 
-vi.setConfig({ testTimeout: 90_000 });
+vi.setConfig({ testTimeout: 180_000 });
 
 /** The bound for seeing that a feed lags; the rest is this machine's. */
 const SEEN_WITHIN_MS = 3_000;

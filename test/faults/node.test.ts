@@ -6,7 +6,7 @@ import { Load } from "./load.ts";
 import { Plane } from "./plane.ts";
 import { promptOf } from "./prompts.ts";
 
-vi.setConfig({ testTimeout: 90_000 });
+vi.setConfig({ testTimeout: 180_000 });
 
 /** From its last report on: a lease and the fold that ends it; the rest is this machine's. */
 const LEASE_MS = 5_000;

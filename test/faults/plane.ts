@@ -14,7 +14,7 @@ import { promptOf } from "./prompts.ts";
 import { Truth } from "./truth.ts";
 
 /** Parts take their time on a machine that others use too. */
-const SOON = { timeout: 20_000, interval: 50 };
+const SOON = { timeout: 30_000, interval: 50 };
 const TOKEN = "faults";
 export const REGION = "eu";
 /** Longer than the edge's 50 ms, for all parts share this machine's few cores. */
@@ -42,6 +42,8 @@ export interface Gateway {
 
 export interface PlaneOptions {
   readonly engines?: number;
+  /** Parts of the view's index; default 1. */
+  readonly shards?: number;
   /** Port by which redis-rest reaches Redis, given Redis' own; default: directly. */
   readonly lineToRedis?: (port: number) => Promise<number>;
   /** Flags of the mock engines that win over those they have anyway. */
@@ -58,14 +60,17 @@ export class Plane {
   store!: RedisStore;
   private truth!: Truth;
   private restUrl = "";
+  private shards = 1;
   private signingKey = "";
   private jwks = "";
   private readonly processes: KedgeProcess[] = [];
   private readonly closing: (() => Promise<unknown>)[] = [];
 
   /** Everything but gateways; ends with the test. Resolves when all workers are in the fleet. */
-  static async start({ engines = 2, lineToRedis, engineFlags = [] }: PlaneOptions = {}): Promise<Plane> {
+  static async start(options: PlaneOptions = {}): Promise<Plane> {
+    const { engines = 2, shards = 1, lineToRedis, engineFlags = [] } = options;
     const plane = new Plane();
+    plane.shards = shards;
     onTestFinished(() => plane.close());
     const keys = await newPlanKeys();
     plane.signingKey = JSON.stringify(keys.privateJwks);
@@ -89,7 +94,13 @@ export class Plane {
       plan: { signingKey: this.signingKey },
       limits: { drainTimeoutMs: 1_000 },
       ...more,
-      store: { url: this.restUrl, token: TOKEN, deadlineMs: DEADLINE_MS, ...more.store },
+      store: {
+        url: this.restUrl,
+        token: TOKEN,
+        shards: this.shards,
+        deadlineMs: DEADLINE_MS,
+        ...more.store,
+      },
     });
   }
 
@@ -113,10 +124,9 @@ export class Plane {
   /** Settings of a gateway Worker. */
   get workerSettings(): Readonly<Record<string, string>> {
     return {
-      KEDGE_REDIS_URL: this.restUrl,
-      KEDGE_REDIS_TOKEN: TOKEN,
+      ...this.storeSettings,
+      KEDGE_STORE_DEADLINE_MS: `${DEADLINE_MS}`,
       KEDGE_PLAN_KEY: this.signingKey,
-      KEDGE_STORE_DEADLINE_MS: String(DEADLINE_MS),
       KEDGE_EXPLAIN: "true",
     };
   }
@@ -243,7 +253,11 @@ export class Plane {
   }
 
   private get storeSettings(): Record<string, string> {
-    return { KEDGE_REDIS_URL: this.restUrl, KEDGE_REDIS_TOKEN: TOKEN };
+    return {
+      KEDGE_REDIS_URL: this.restUrl,
+      KEDGE_REDIS_TOKEN: TOKEN,
+      KEDGE_VIEW_SHARDS: `${this.shards}`,
+    };
   }
 
   private get busSettings(): Record<string, string> {
