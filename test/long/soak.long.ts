@@ -10,7 +10,9 @@ import { expect, it } from "vitest";
 import { parseJson } from "../../src/json/index.ts";
 import { ChatRenderer } from "../../src/prefix/render/index.ts";
 import { seededRandom } from "../../src/routing/testing.ts";
+import { ask } from "../faults/load.ts";
 import { type Engine, Plane } from "../faults/plane.ts";
+import { promptOf } from "../faults/prompts.ts";
 import { describeWithServers } from "../support/servers.ts";
 import { bundleWorker, type RunningWorker, runWorker } from "../support/worker-bundle.ts";
 import { ChatLoad, type Message, type Outcome } from "./chats.ts";
@@ -31,7 +33,11 @@ const RESTART_EVERY_MS = 60_000;
 const FIRST_RESTART_MS = 30_000;
 const PROGRESS_MS = 10_000;
 /** Left out of the comparison of memory: heaps grow to their working size. */
-const WARM_UP_SAMPLES = Math.ceil(SECONDS / 60);
+const WARM_UP_SECONDS = Math.min(60, SECONDS / 4);
+/** An isolate's limit where it is deployed. Without one the runtime keeps garbage for as long as the machine has room for it. */
+const ISOLATE_FLAGS = "--max-heap-size=128";
+/** Of an isolate's heap without garbage, while tens of thousands of requests pass. */
+const HEAP_GROWTH_ALLOWED_MB = 2;
 /** A stream that dies with its engine is told of a moment later. */
 const DEATH_TOLD_MS = 1_000;
 const SETTLED_WITHIN_MS = 120_000;
@@ -76,10 +82,13 @@ describeWithServers("Soak", () => {
       console.log(progressLine(outcomes.slice(told), performance.now() - startMs, load, memory.sample()));
       told = outcomes.length;
     }, PROGRESS_MS);
-    await load.run(SECONDS * 1_000);
+    await load.run(WARM_UP_SECONDS * 1_000);
+    const heapsBeforeMb = await heapsMb(workers);
+    await load.run((SECONDS - WARM_UP_SECONDS) * 1_000);
     const tookSeconds = (performance.now() - startMs) / 1_000;
     clearInterval(progress);
     await restarting;
+    const heapsAfterMb = await heapsMb(workers);
 
     const prompts = await renderAll(plane, load.prompts);
     let indexFault: unknown = null;
@@ -94,7 +103,7 @@ describeWithServers("Soak", () => {
     const faults = outcomes.filter(
       (one) => (one.kind === "wrong" || one.kind === "broken in band") && !restartedStreams.includes(one),
     );
-    const growth = memory.growth(WARM_UP_SAMPLES);
+    const growth = memory.growth(Math.ceil((WARM_UP_SECONDS * 1_000) / PROGRESS_MS));
     const rate = outcomes.length / tookSeconds;
     const result = {
       seconds: Math.round(tookSeconds),
@@ -117,6 +126,8 @@ describeWithServers("Soak", () => {
         firstHalfMb: rounded(one.firstHalfMb),
         secondHalfMb: rounded(one.secondHalfMb),
       })),
+      heapsBeforeMb,
+      heapsAfterMb,
       promptsCompared: prompts.length,
       indexTrueAfterMs: indexFault === null ? settledMs : null,
     };
@@ -129,6 +140,9 @@ describeWithServers("Soak", () => {
       writeFileSync(process.env.KEDGE_SOAK_RESULT, JSON.stringify(result, null, 2));
     expect(faults).toEqual([]);
     if (indexFault !== null) throw indexFault;
+    for (const [i, mb] of heapsAfterMb.entries()) {
+      expect(mb - heapsBeforeMb[i]!).toBeLessThan(HEAP_GROWTH_ALLOWED_MB);
+    }
     expect(growth.filter(({ isFlat }) => !isFlat)).toEqual([]);
     expect(rate).toBeGreaterThanOrEqual(LEAST_PER_SECOND);
     expect(load.heldBack).toBe(0);
@@ -141,14 +155,25 @@ async function startWorkers(plane: Plane): Promise<RunningWorker[]> {
     ...plane.workerSettings,
     KEDGE_API_KEYS: createHash("sha256").update(KEY).digest("hex"),
   };
+  const headers = { authorization: `Bearer ${KEY}` };
   const workers: RunningWorker[] = [];
+  process.env.MINIFLARE_WORKERD_V8_FLAGS ??= ISOLATE_FLAGS;
   // One after the other: the newest workerd is the one just started.
   for (let i = 0; i < GATEWAYS; i++) {
     const worker = await runWorker(bundle, settings);
     plane.closeAtEnd(() => worker.close());
+    await plane.until("the Worker knows the fleet", async () => {
+      return (await ask(worker.url, promptOf(i, i), { headers })).rung === "exact";
+    });
     workers.push(worker);
   }
   return workers;
+}
+
+/** Of the Workers' isolates, in MB, once their garbage is collected. */
+async function heapsMb(workers: readonly RunningWorker[]): Promise<number[]> {
+  const heaps = await Promise.all(workers.map((worker) => worker.heapBytes()));
+  return heaps.map((bytes) => rounded(bytes / 2 ** 20));
 }
 
 /** In turn, by turns killed and asked to end, until the time is over. */
