@@ -6,11 +6,12 @@ import type { MaybePromise } from "../store/types.ts";
 
 const BEARER = /^Bearer +(\S+) *$/i;
 
-export type Authenticate = (authorization: string | undefined) => MaybePromise<void>;
+/** `host`: the header of that name. */
+export type Authenticate = (authorization: string | undefined, host?: string) => MaybePromise<void>;
 
 /**
- * Without keys a gateway on loopback is open and any other is closed: `service_unconfigured`. `requireKeys`: so is one on loopback.
- * Errors of the returned check: `unauthorized`, `service_unconfigured`.
+ * Without keys a gateway on loopback is open to its machine and any other is closed: `service_unconfigured`. `requireKeys`: so is one on
+ * loopback. Errors of the returned check: `unauthorized`, `service_unconfigured`.
  */
 export function createAuthenticator(
   config: Pick<KedgeConfig, "host" | "apiKeyDigests">,
@@ -18,13 +19,23 @@ export function createAuthenticator(
   requireKeys = false,
 ): Authenticate {
   const digests = config.apiKeyDigests.map(fromHex);
-  if (digests.length === 0) return isLoopback(config.host) && !requireKeys ? () => {} : refuseUnconfigured;
+  if (digests.length === 0) return isLoopback(config.host) && !requireKeys ? checkName : refuseUnconfigured;
   return (authorization) => {
     const key = BEARER.exec(authorization ?? "")?.[1];
     if (key === undefined) throw unauthorized('Missing API key: send "Authorization: Bearer <key>".');
     const digest = sha256(key);
     return digest instanceof Promise ? digest.then((bytes) => check(bytes, digests)) : check(digest, digests);
   };
+}
+
+/** A page in this machine's browser may have its own name point here: names that a stranger can own are not this machine's. */
+function checkName(_authorization: string | undefined, host = ""): void {
+  const name = host.replace(/:\d+$/, "").toLowerCase();
+  const isAddress = /^(\d+(\.\d+){3}|\[.*\])$/.test(name);
+  if (!name.includes(".") || isAddress || /\.(localhost|local|internal)$/.test(name)) return;
+  throw unauthorized(
+    "Without API keys this gateway serves its own machine only: call it by localhost or an address, or set KEDGE_API_KEYS.",
+  );
 }
 
 export async function webSha256(text: string): Promise<Uint8Array> {

@@ -77,7 +77,7 @@ export function createGateway(deps: GatewayDeps): Hono<GatewayEnv> {
   app.post("/v1/route", (c) => service.explain(c));
 
   const guarded = (work: (c: Ctx) => Promise<Response> | Response) => async (c: Ctx) => {
-    await authenticate(c.req.header("authorization"));
+    await authenticate(c.req.header("authorization"), c.req.header("host"));
     return work(c);
   };
   const created = Math.floor(clock.wall() / 1_000);

@@ -111,7 +111,7 @@ export class Service {
     endpoint: Endpoint | null,
     record: Record,
   ): Promise<ClientRequest> {
-    const allowed = this.parts.authenticate(c.req.header("authorization"));
+    const allowed = this.parts.authenticate(c.req.header("authorization"), c.req.header("host"));
     if (allowed instanceof Promise) await allowed;
     requireJson((name) => c.req.header(name));
     const { bodyBytes } = this.config.limits;

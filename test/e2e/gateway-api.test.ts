@@ -21,6 +21,21 @@ describe("routes", () => {
     ]);
   });
 
+  it("are open without keys to this machine's programs, and to no page whose name was made to point here", async () => {
+    const { fleet } = await setUp();
+    const statuses = await Promise.all(
+      ["/v1/models", "/busy_threshold", "/metrics"].flatMap((path) =>
+        ["localhost", "evil.example"].map(async (host) => {
+          const request = httpRequest(fleet.url + path, { headers: { host } }).end();
+          const [response] = (await once(request, "response")) as [IncomingMessage];
+          response.resume();
+          return response.statusCode;
+        }),
+      ),
+    );
+    expect(statuses).toEqual([200, 401, 200, 401, 200, 401]);
+  });
+
   it("lists base models and adapters in OpenAI's shape", async () => {
     const { call } = await setUp(["a"], { registrations: [registration("a", { adapters: ["tide"] })] });
     const { object, data } = await (await call("/v1/models")).json();
