@@ -24,12 +24,12 @@ import {
 } from "./rig.ts";
 
 const PASSWORDS = {
-  KEDGE_NATS_PASSWORD: "pw-kedge",
-  KEDGE_NATS_PASSWORD_NODE_1: "pw-node-1",
-  KEDGE_NATS_PASSWORD_NODE_2: "pw-node-2",
-  KEDGE_NATS_PASSWORD_INDEXER: "pw-indexer",
-  KEDGE_NATS_PASSWORD_SYS: "pw-sys",
-  KEDGE_NATS_PASSWORD_LEAF_SITE_1: "pw-leaf",
+  NATS_PASSWORD: "pw-kedge",
+  NATS_PASSWORD_NODE_1: "pw-node-1",
+  NATS_PASSWORD_NODE_2: "pw-node-2",
+  NATS_PASSWORD_INDEXER: "pw-indexer",
+  NATS_PASSWORD_SYS: "pw-sys",
+  NATS_PASSWORD_LEAF_SITE_1: "pw-leaf",
 };
 
 const folders: string[] = [];
@@ -53,7 +53,7 @@ async function start(
     .replace("/var/lib/nats/jetstream", join(folder, "jetstream"));
   const path = join(folder, file);
   writeFileSync(path, text);
-  const env = { ...PASSWORDS, ...(hubUrl !== undefined && { KEDGE_NATS_HUB_URL: hubUrl }) };
+  const env = { ...PASSWORDS, ...(hubUrl !== undefined && { NATS_HUB_URL: hubUrl }) };
   const child = spawn(binary ?? NATS_SERVERS[0]!, ["-c", path], { env, stdio: ["ignore", "ignore", "pipe"] });
   children.push(child);
   let told = "";
@@ -77,6 +77,16 @@ function clean(): void {
   for (const child of children.splice(0)) child.kill("SIGKILL");
   for (const folder of folders.splice(0)) rmSync(folder, { recursive: true, force: true });
 }
+
+it.each(["site.conf", "hub.conf", "leaf.conf"])(
+  "%s reads no variable that kedge, started in the same shell, would refuse as a setting",
+  (file) => {
+    const text = readFileSync(new URL(`../../deploy/nats/${file}`, import.meta.url), "utf8");
+    const names = [...text.matchAll(/\$([A-Z][A-Z_0-9]*[A-Z0-9])\b(?!\.)/g)].map(([, name]) => name!);
+    expect(names).toContain("NATS_PASSWORD_SYS");
+    expect(names.filter((name) => /^(KEDGE|DYN)_/.test(name))).toEqual([]);
+  },
+);
 
 describeWithNats.each(DISTINCT_SERVERS)("site.conf with %s", (binary) => {
   let url: string;
