@@ -471,6 +471,28 @@ describeWithRedis("the view in Redis", () => {
       expect((await other.read(MODEL, chain)).fleet).toEqual([]);
     });
 
+    it("finds live holders exactly, however many snapshots and lives have ended in the same chain", async () => {
+      const chain = chainOf(2_000, 9);
+      for (const shards of [1, 3]) {
+        const store = open({ shards });
+        const [deep, shallow, busy] = await begin(store, 3);
+        await write(store, deep, 1, storeKeys(chain, 0, 500));
+        await write(store, shallow, 1, storeKeys(chain, 0, 123));
+        for (let sequence = 1; sequence <= 60; sequence++) {
+          const ops = [storeKeys(chain, 0, 100 + ((sequence * 389) % 1_800))];
+          expect(await store.applySnapshot({ ...busy, model: MODEL, sequence, ops })).toBe("applied");
+        }
+        const { lookup } = await store.read(MODEL, chain);
+        expect([...lookup.confirmedDepth].sort((a, b) => b - a)).toEqual([
+          100 + ((60 * 389) % 1_800),
+          500,
+          123,
+        ]);
+        expect(lookup.truncated).toBe(false);
+        expect(lookup.probes).toBeLessThan(60);
+      }
+    });
+
     it("never shows half of a snapshot", async () => {
       const store = open();
       const [key] = await begin(store, 1);

@@ -19,14 +19,14 @@ local function pack(n)
   return char(floor(n / 16777216) % 256, floor(n / 65536) % 256, floor(n / 256) % 256, n % 256)
 end
 
--- How many leases have not ended. size: of a cell, as everywhere here.
-local function holders(entry, size)
+-- How many leases have not ended. size: of a cell, as everywhere here; live: only those of these groups count, nil: all.
+local function holders(entry, size, live)
   if not entry then return 0 end
-  if u32(entry, 1) > tick then return (#entry - HEAD) / size end
+  if not live and u32(entry, 1) > tick then return (#entry - HEAD) / size end
   if u32(entry, 5) <= tick then return 0 end
   local count = 0
   for at = HEAD + 1, #entry, size do
-    if u32(entry, at + 5) > tick then count = count + 1 end
+    if u32(entry, at + 5) > tick and (not live or live[sub(entry, at, at + 3)]) then count = count + 1 end
   end
   return count
 end

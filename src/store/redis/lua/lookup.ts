@@ -26,11 +26,13 @@ local function boundary(index)
   return 2 ^ (10 + floor(coarse / 16)) * (1 + (coarse % 16) / 16)
 end
 
--- size, chars: of a cell and of its tokens; found: depths, slots and tokens side by side. Returns the probes spent and whether they ran out.
-local function search(length, limit, entryAt, size, chars, found)
+-- entry: at 0; size, chars: of a cell and of its tokens; found: depths, slots and tokens side by side. Returns the probes spent and whether
+-- they ran out.
+local function search(length, limit, entry, entryAt, size, chars, live, found)
   local low, high, highCount = 0, length, 0
-  local entry = entryAt(0)
-  local count = holders(entry, size)
+  -- All holders of the chain hold its first key. Inert ones among them must not use up the probes; where there are none, counting is cheap.
+  local among = holders(entry, size, live) < holders(entry, size) and live or nil
+  local count = holders(entry, size, among)
   local spent, truncated = 1, false
   if count == 0 then return spent, truncated end
   local stack, top = {}, 0
@@ -41,7 +43,7 @@ local function search(length, limit, entryAt, size, chars, found)
       local middle = floor((low + high) / 2)
       local other = entryAt(middle)
       spent = spent + 1
-      local otherCount = holders(other, size)
+      local otherCount = holders(other, size, among)
       if otherCount == highCount then
         high = middle
       else
@@ -58,7 +60,7 @@ local function search(length, limit, entryAt, size, chars, found)
     local at = HEAD + 1
     while left > 0 and at <= #entry do
       local slot = sub(entry, at, at + 4)
-      if not seen[slot] and (fresh or u32(entry, at + 5) > tick) then
+      if not seen[slot] and (fresh or u32(entry, at + 5) > tick) and (not among or among[sub(slot, 1, 4)]) then
         seen[slot] = true
         rows, placed, left = rows + 1, placed + 1, left - 1
         depths[rows], slots[rows], tokens[rows] = low + 1, slot, sub(entry, at + 9, at + 8 + chars)
@@ -72,19 +74,19 @@ local function search(length, limit, entryAt, size, chars, found)
   end
 end
 
--- Groups of the slots that are not inert, by name.
-local function liveGroups(one, other)
-  local known, groups, count = {}, {}, 0
-  for _, slots in ipairs({ one, other }) do
-    for row = 1, #slots do
-      local group = sub(slots[row], 1, 4)
-      if not known[group] then
-        count = count + 1
-        known[group], groups[count] = true, group
-      end
+-- Adds the groups of an entry's cells to a list, each once.
+local function addGroups(entry, size, known, groups)
+  for at = HEAD + 1, entry and #entry or 0, size do
+    local group = sub(entry, at, at + 3)
+    if not known[group] then
+      known[group], groups[#groups + 1] = true, group
     end
   end
-  local live = {}
+end
+
+-- Which of these groups are not inert, by name.
+local function liveOf(groups)
+  local live, count = {}, #groups
   -- Arguments of one call live on Lua's stack, which is limited.
   for first = 1, count, 1000 do
     local last = math.min(first + 999, count)
@@ -125,9 +127,15 @@ local function lookup(keys, boundaries, limit, live)
     return call('GET', tag .. 'p' .. sub(keys, at + 1, at + 11))
   end
   local predicted, confirmed = { {}, {}, {} }, { {}, {}, {} }
-  local spent, cut = search(boundaries, ${PREDICTION_PROBES}, predictedAt, PREDICTED, 8, predicted)
-  local more, cutToo = search(#keys / 11, limit - spent, confirmedAt, CONFIRMED, 4, confirmed)
-  live = live or liveGroups(confirmed[2], predicted[2])
+  local first, other = predictedAt(0), confirmedAt(0)
+  if not live then
+    local known, groups = {}, {}
+    addGroups(first, PREDICTED, known, groups)
+    addGroups(other, CONFIRMED, known, groups)
+    live = liveOf(groups)
+  end
+  local spent, cut = search(boundaries, ${PREDICTION_PROBES}, first, predictedAt, PREDICTED, 8, live, predicted)
+  local more, cutToo = search(#keys / 11, limit - spent, other, confirmedAt, CONFIRMED, 4, live, confirmed)
   local figures = (spent + more) .. ' ' .. ((cut or cutToo) and 1 or 0)
   return answer(confirmed, live), answer(predicted, live), figures
 end
