@@ -60,8 +60,11 @@ export type IndexerState = "stopped" | LeaderState;
 const LEASE_TTL_MS = 6_000;
 /** Somebody who does not register although asked is asked ever more seldom: everybody else answers too. */
 const ROLL_CALL_MS = { least: 1_000, most: 30_000 } as const;
-/** How often what the view says to have applied is compared with what this indexer believes; and while it does not know. */
-const AUDIT_EVERY_MS = 30_000;
+/**
+ * How often what the view says to have applied is compared with what this indexer believes (a failover or an older dump may have lost the
+ * latest writes, and nothing else tells); and while it does not know.
+ */
+const AUDIT_EVERY_MS = 10_000;
 const AUDIT_UNSURE_EVERY_MS = 1_000;
 /** Batches not yet written; beyond, a log should have stopped to deliver, and snapshots heal what is let go. */
 const MAX_QUEUED = 16_384;

@@ -512,7 +512,7 @@ describe("an emptied view", () => {
     site.far.empty();
     Object.defineProperty(site.far.memory, "epoch", { value: epoch });
     site.far.memory.register(registrationOf(site.first.key));
-    for (let i = 0; i < 40; i++) {
+    for (let i = 0; i < 15; i++) {
       site.first.report();
       await site.pass(1_000);
     }

@@ -44,6 +44,8 @@ export interface PlaneOptions {
   readonly engines?: number;
   /** Parts of the view's index; default 1. */
   readonly shards?: number;
+  /** Further arguments of redis-server. */
+  readonly redis?: readonly string[];
   /** Port by which redis-rest reaches Redis, given Redis' own; default: directly. */
   readonly lineToRedis?: (port: number) => Promise<number>;
   /** Flags of the mock engines that win over those they have anyway. */
@@ -68,14 +70,14 @@ export class Plane {
 
   /** Everything but gateways; ends with the test. Resolves when all workers are in the fleet. */
   static async start(options: PlaneOptions = {}): Promise<Plane> {
-    const { engines = 2, shards = 1, lineToRedis, engineFlags = [] } = options;
+    const { engines = 2, shards = 1, redis = [], lineToRedis, engineFlags = [] } = options;
     const plane = new Plane();
     plane.shards = shards;
     onTestFinished(() => plane.close());
     const keys = await newPlanKeys();
     plane.signingKey = JSON.stringify(keys.privateJwks);
     plane.jwks = JSON.stringify(keys.publicJwks);
-    [plane.redis, plane.nats] = await Promise.all([startRedis(), startNats()]);
+    [plane.redis, plane.nats] = await Promise.all([startRedis({ args: redis }), startNats()]);
     await plane.startRest((await lineToRedis?.(plane.redis.port)) ?? plane.redis.port);
     plane.store = openStore(plane.config());
     plane.truth = await Truth.of(plane.store);
@@ -146,9 +148,9 @@ export class Plane {
     await process.start();
   }
 
-  /** Empty, at the same place. */
-  async restartRedis(): Promise<void> {
-    this.redis = await startRedis({ port: this.redis.port });
+  /** At the same place; empty unless the arguments name a folder with a dump. */
+  async restartRedis(args: readonly string[] = []): Promise<void> {
+    this.redis = await startRedis({ port: this.redis.port, args });
   }
 
   /** At the same place, with the streams it had or with none. */

@@ -1,7 +1,11 @@
 /** The view is lost or slow: nobody's request fails, none waits longer than the deadline, and the view comes back by itself. */
 
 import { createHash } from "node:crypto";
-import { expect, it, vi } from "vitest";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { Redis } from "ioredis";
+import { expect, it, onTestFinished, vi } from "vitest";
 import { describeWithServers } from "../support/servers.ts";
 import { type SlowLine, slowLine } from "../support/slow-line.ts";
 import { bundleWorker, runWorker } from "../support/worker-bundle.ts";
@@ -14,6 +18,8 @@ vi.setConfig({ testTimeout: 180_000 });
 /** What a request may cost beyond the deadline on a machine that others use too. */
 const SLACK_MS = 1_000;
 const KEY = "sk-faults";
+/** An indexer compares every ten seconds, and then waits for two that a batch may be late; the rest is this machine's. */
+const TOLD_AGAIN_WITHIN_MS = 20_000;
 
 const rungsOf = (answers: readonly Answer[]) => [...new Set(answers.map(({ rung }) => rung))];
 
@@ -25,6 +31,12 @@ async function startWorkerGateway(plane: Plane): Promise<string> {
   });
   plane.closeAtEnd(() => worker.close());
   return worker.url;
+}
+
+async function save(port: number): Promise<void> {
+  const client = new Redis(port, "127.0.0.1");
+  await client.save();
+  client.disconnect();
 }
 
 describeWithServers("Redis", () => {
@@ -105,5 +117,40 @@ describeWithServers("Redis", () => {
     expect(load.wrong).toEqual([]);
     await plane.indexIsTrue(load.prompts);
     await plane.promisesAreKept([gateway]);
+  });
+
+  it("back with an older dump: what it has forgotten is told again, what it should have forgotten is", async () => {
+    const folder = mkdtempSync(join(tmpdir(), "kedge-dump-"));
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+    const plane = await Plane.start({ redis: ["--dir", folder] });
+    const gateways = [await plane.gateway(), await plane.gateway()];
+    await plane.isExact(gateways);
+    const urls = gateways.map(({ url }) => url);
+    const old = new Load(urls);
+    await plane.until("something to dump", () => old.answers.length > 50);
+    await old.stop();
+    await save(plane.redis.port);
+    const { worker, process } = plane.engines[0]!;
+    const before = plane.incarnationOf(await plane.fleet(), worker);
+    await process.stop();
+    await process.start();
+    await plane.until("its new life is in the fleet", async () => {
+      const now = plane.incarnationOf(await plane.fleet(), worker);
+      return now !== null && now !== before;
+    });
+    const load = new Load(urls, { families: 7 });
+    await plane.until("much that is not in the dump", () => load.answers.length > 150);
+    await load.stop();
+    const prompts = [...old.prompts, ...load.prompts];
+    await plane.indexIsTrue(prompts);
+
+    await plane.redis.stop("SIGKILL");
+    const upAtMs = performance.now();
+    await plane.restartRedis(["--dir", folder]);
+    await plane.indexIsTrue(prompts, plane.engines, TOLD_AGAIN_WITHIN_MS);
+    console.log(`true ${Math.round(performance.now() - upAtMs)} ms after an older view was there`);
+    expect([...old.wrong, ...load.wrong]).toEqual([]);
+    await plane.isExact(gateways);
+    await plane.promisesAreKept(gateways);
   });
 });
