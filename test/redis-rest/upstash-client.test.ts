@@ -185,20 +185,22 @@ for (const [name, options] of VARIANTS) {
       const reader = open({ token: READ_ONLY_TOKEN });
       await redis.set("ro", "before");
       expect(await reader.get("ro")).toBe("before");
-      expect(await reader.evalRo("return redis.call('GET', KEYS[1])", ["ro"], [])).toBe("before");
+      const [read, set] = ["return redis.call('GET', KEYS[1])", "return redis.call('SET', KEYS[1], 'after')"];
+      expect(await reader.evalshaRo(await redis.scriptLoad(read), ["ro"], [])).toBe("before");
       for (const write of [
+        () => reader.evalRo(read, ["ro"], []),
+        () => reader.keys("*"),
         () => reader.set("ro", "after"),
         () => reader.del("ro"),
         () => reader.flushdb(),
-        () => reader.eval("return redis.call('SET', KEYS[1], 'after')", ["ro"], []),
+        () => reader.eval(set, ["ro"], []),
         () => reader.publish("ro", "x"),
         () => reader.scriptLoad("return 1"),
         () => reader.multi().get("ro").set("ro", "after").exec(),
       ])
         await expect(write()).rejects.toThrow("NOPERM");
-      await expect(reader.evalRo("return redis.call('SET', KEYS[1], 'after')", ["ro"], [])).rejects.toThrow(
-        /Write commands are not allowed/,
-      );
+      const writing = await redis.scriptLoad(set);
+      await expect(reader.evalshaRo(writing, ["ro"], [])).rejects.toThrow(/Write commands are not allowed/);
       expect(await redis.get("ro")).toBe("before");
     });
 
