@@ -73,8 +73,15 @@ function contentsOf(creds: string, readFile: NatsHost["readFile"]): string {
   try {
     contents = readFile(creds);
   } catch (thrown) {
-    throw invalid(`KEDGE_NATS_CREDS names a file that cannot be read: ${creds}.`, thrown);
+    throw invalid(`KEDGE_NATS_CREDS names a file that cannot be read: ${pathIn(creds)}.`, thrown);
   }
   if (contents.includes("-----BEGIN")) return contents;
-  throw invalid(`KEDGE_NATS_CREDS: ${creds} is no credentials file, which has a block "NATS USER JWT".`);
+  throw invalid(
+    `KEDGE_NATS_CREDS: ${pathIn(creds)} is no credentials file, which has a block "NATS USER JWT".`,
+  );
+}
+
+/** Who pastes a seed or a token where a path belongs must not read it again in a log. */
+function pathIn(creds: string): string {
+  return creds.length < 256 && /[/.]/.test(creds) ? creds : "what it holds";
 }
