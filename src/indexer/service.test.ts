@@ -40,6 +40,8 @@ class Rig {
   down = false;
   hangs = false;
   taken = false;
+  /** Another asks for the lease between any two renewals. */
+  wanted = false;
   released = 0;
   changed: () => void = () => undefined;
   failed: (error: KedgeError, doing: string) => void = () => undefined;
@@ -70,7 +72,11 @@ class Rig {
     };
     const lease: LeaderLease = {
       renew: () => answer(() => !this.taken),
-      release: () => answer(() => void this.released++),
+      release: () =>
+        answer(() => {
+          this.released++;
+          this.taken = this.wanted;
+        }),
     };
     return {
       get epoch() {
@@ -99,6 +105,31 @@ class Rig {
     }
   }
 }
+
+it("cut off from NATS it leaves the lease to an indexer that asks for it, and leads on without a word while there is none", async () => {
+  const rig = new Rig();
+  rig.service.start();
+  await rig.pass(60_000);
+  expect(rig.released).toBe(0);
+  rig.bus.connected = false;
+  await rig.pass(5_000);
+  expect(rig.released).toBe(0);
+  await rig.pass(60_000);
+  expect(rig.released).toBeGreaterThan(5);
+  expect(rig.service.status().state).toBe("leading");
+  rig.wanted = true;
+  await rig.pass(12_000);
+  expect(rig.service.status().state).toBe("standby");
+  expect(rig.lines).toEqual([
+    "info: leading: folds the log into the view",
+    "info: standing by: another indexer leads",
+  ]);
+  const { released } = rig;
+  rig.bus.connected = true;
+  rig.taken = false;
+  await rig.pass(60_000);
+  expect([rig.service.status().state, rig.released]).toEqual(["leading", released]);
+});
 
 it("says each change of state once, and is ready while it leads or stands by with bus and view in reach", async () => {
   const rig = new Rig();

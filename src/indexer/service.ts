@@ -66,6 +66,8 @@ export interface IndexerStatus {
 const TICK_MS = 1_000;
 const LEASE_NAME = "indexer";
 const LEASE_TTL_MS = 6_000;
+/** A leader cut off from NATS for so long lets others have the lease, and keeps it if nobody wants it. */
+const GIVE_WAY_MS = 6_000;
 /** What is queued gets so long to be written at the end. */
 const STOP_WITHIN_MS = 5_000;
 /** The same trouble is told once in this time. */
@@ -94,6 +96,8 @@ export class IndexerService {
   #timer: unknown = null;
   #stopping: Promise<void> | null = null;
   #viewReachable = true;
+  /** Since when NATS is out of reach, or others were last let go first. */
+  #cutOffSinceMs: number | null = null;
 
   /** Connects at once and goes on trying; works from `start` on. */
   constructor(options: IndexerServiceOptions) {
@@ -198,6 +202,11 @@ export class IndexerService {
     return {
       release: () => lease.release(),
       renew: async () => {
+        if (this.#givesWay()) {
+          // Until the next renewal, which comes as often as others ask. With nobody there it goes on with what it knows.
+          await lease.release();
+          return true;
+        }
         const held = await lease.renew();
         if (!held || reset) return held;
         await store.reset();
@@ -206,6 +215,17 @@ export class IndexerService {
         return held;
       },
     };
+  }
+
+  /** Who hears nothing must not keep those from the work who would. */
+  #givesWay(): boolean {
+    const nowMs = this.#options.now();
+    if (this.#bus.connected) this.#cutOffSinceMs = null;
+    else this.#cutOffSinceMs ??= nowMs;
+    const since = this.#cutOffSinceMs;
+    if (since === null || nowMs - since < GIVE_WAY_MS || this.#indexer.state !== "leading") return false;
+    this.#cutOffSinceMs = nowMs;
+    return true;
   }
 
   #busChanged(): void {
