@@ -23,8 +23,8 @@ export function indexerCommand(): Command {
 }
 
 const HELP = `
-Needs --redis-url and --nats-url (or their environment). Several may run for one region: one works, the others stand by and take over
-within seconds.
+Needs --redis-url, --redis-token and --nats-url (or their environment). Several may run for one view: one works, the others stand by and
+take over within seconds.
 Serves /live, /ready, /status and /metrics.
 
 Example:
