@@ -619,6 +619,31 @@ describe("a failure", () => {
     expect(await send({ id: "another", url: test.agent.url })).toMatchObject({ code: "upstream_error" });
   });
 
+  it("of a node that hangs in the middle of an error is left behind with the client", async () => {
+    const test = await setUp((response) => void response.end("{}"));
+    let halfSent: Promise<void> = Promise.resolve();
+    const hanging = await startUpstream((response) => {
+      response.writeHead(503, { "x-kedge-door": "1", "x-kedge-error": "upstream_busy" });
+      halfSent = new Promise((resolve) => response.write("{", () => resolve()));
+    });
+    closing.push(() => hanging.close());
+    const controller = new AbortController();
+    const sending = test.remote.send(
+      { ...plan(), agent: { id: "a", url: hanging.url } },
+      { path: PATH, body: bytes(BODY), headers: {} },
+      controller.signal,
+    );
+    const { abandoned } = await hanging.arrival(0);
+    await halfSent;
+    // What lay in a socket of this process has been read once another exchange is over.
+    await fetch(`${test.agent.url}/live`);
+    controller.abort();
+    await expect(sending).rejects.toMatchObject({
+      code: "upstream_busy",
+    });
+    await abandoned;
+  });
+
   it("of a node that takes no connections is known within the connect timeout", async () => {
     // Its process hangs: the kernel takes a few connections for it and then no more.
     const hang = "Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)";

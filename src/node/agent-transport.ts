@@ -123,9 +123,8 @@ class DoorCall extends PushedCall {
 
   /** To be called once. */
   answerTo(signal: AbortSignal): Promise<TransportResponse> {
-    const leave = () => {
-      if (this.phase === "waiting") this.abort(clientClosed());
-    };
+    // Also while an error's body is awaited: an agent may hang in the middle of one.
+    const leave = () => this.abort(clientClosed());
     signal.addEventListener("abort", leave, { once: true });
     this.dispatch();
     return this.response.finally(() => signal.removeEventListener("abort", leave));
