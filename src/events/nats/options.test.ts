@@ -75,10 +75,7 @@ describe("options of the bus", () => {
     expect(() => optionsOf({ KEDGE_NATS_CREDS: "/a/file" }, { readFile: () => "{}" })).toThrow(
       "no credentials file",
     );
-    for (const secret of [
-      "SUAMK2FG4MI6UE3ACF3FK3OIQBCEIEZV7NSWFFEW63UXMRLFM2XLAXK4GY",
-      `eyJ0.${"e".repeat(400)}`,
-    ])
+    for (const secret of [`SU${"A".repeat(56)}`, `eyJ0.${"e".repeat(400)}`])
       expect(() => optionsOf({ KEDGE_NATS_CREDS: secret }, { readFile: missing })).toThrow(
         expect.objectContaining({ message: expect.not.stringContaining(secret.slice(0, 20)) }),
       );
