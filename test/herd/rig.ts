@@ -121,6 +121,7 @@ export interface Explained {
 export async function startHerd({ rest, token, seed, farMs }: HerdOptions) {
   const config = defineConfig({
     explain: true,
+    feed: { lagMsThreshold: DEADLINE_MS },
     store: { url: rest.url, token, view: `herd-${seed}`, deadlineMs: DEADLINE_MS },
   });
   const hasher = await createHasher();
