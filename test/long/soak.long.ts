@@ -16,10 +16,10 @@ import { promptOf } from "../faults/prompts.ts";
 import { describeWithServers } from "../support/servers.ts";
 import { bundleWorker, type RunningWorker, runWorker } from "../support/worker-bundle.ts";
 import { ChatLoad, type Message, type Outcome } from "./chats.ts";
-import { MemoryLog, quantile } from "./memory.ts";
+import { cpuMs, MemoryLog, quantile } from "./processes.ts";
 
 const SECONDS = Number(process.env.KEDGE_SOAK_SECONDS ?? 600);
-const PER_SECOND = Number(process.env.KEDGE_SOAK_RATE ?? 120);
+const PER_SECOND = Number(process.env.KEDGE_SOAK_RATE ?? 110);
 const LEAST_PER_SECOND = 100;
 const SEED = 20_251;
 const MODEL = "mock";
@@ -56,12 +56,15 @@ describeWithServers("Soak", () => {
       engineFlags: ["--num-gpu-blocks-override", String(CACHE_BLOCKS)],
     });
     const workers = await startWorkers(plane);
-    const memory = new MemoryLog({
+    const parts: Readonly<Record<string, () => number | undefined>> = {
       ...Object.fromEntries(workers.map(({ pid }, i) => [`workerd-${i}`, () => pid])),
       ...Object.fromEntries(plane.engines.map(({ agent }) => [agent.name, () => agent.pid])),
       indexer: () => plane.indexers[0]!.process.pid,
       "redis-rest": () => plane.rest.pid,
-    });
+      "redis-server": () => plane.redis.pid,
+      "nats-server": () => plane.nats.pid,
+    };
+    const memory = new MemoryLog(parts);
     const outcomes: Outcome[] = [];
     const load = new ChatLoad(
       {
@@ -74,6 +77,7 @@ describeWithServers("Soak", () => {
       },
       (outcome) => outcomes.push(outcome),
     );
+    const cpuBefore = cpuOf(parts);
     const startMs = performance.now();
     const restarts: Restart[] = [];
     const restarting = restartEngines(plane.engines, restarts, startMs);
@@ -87,6 +91,7 @@ describeWithServers("Soak", () => {
     await load.run((SECONDS - WARM_UP_SECONDS) * 1_000);
     const tookSeconds = (performance.now() - startMs) / 1_000;
     clearInterval(progress);
+    const cpuAfter = cpuOf(parts);
     await restarting;
     const heapsAfterMb = await heapsMb(workers);
 
@@ -126,6 +131,12 @@ describeWithServers("Soak", () => {
         firstHalfMb: rounded(one.firstHalfMb),
         secondHalfMb: rounded(one.secondHalfMb),
       })),
+      cpuMsPerRequest: Object.fromEntries(
+        Object.keys(parts).map((part) => [
+          part,
+          rounded((cpuAfter[part]! - cpuBefore[part]!) / outcomes.length, 2),
+        ]),
+      ),
       heapsBeforeMb,
       heapsAfterMb,
       promptsCompared: prompts.length,
@@ -168,6 +179,10 @@ async function startWorkers(plane: Plane): Promise<RunningWorker[]> {
     workers.push(worker);
   }
   return workers;
+}
+
+function cpuOf(parts: Readonly<Record<string, () => number | undefined>>): Record<string, number> {
+  return Object.fromEntries(Object.entries(parts).map(([part, pid]) => [part, cpuMs(pid())]));
 }
 
 /** Of the Workers' isolates, in MB, once their garbage is collected. */

@@ -1,8 +1,10 @@
-/** Resident memory of processes over time, and whether it stays what it was. */
+/** What processes take: resident memory over time, and whether it stays what it was; processor time. */
 
 import { readFileSync } from "node:fs";
 
 const PAGE_BYTES = 4_096;
+/** Linux counts processor time in hundredths of a second. */
+const TICK_MS = 10;
 /** Of a part's first half, by which its second half's median may exceed it; below, what garbage collectors leave for later. */
 const GROWTH_ALLOWED = 0.1;
 const GROWTH_ALLOWED_MB = 8;
@@ -47,6 +49,17 @@ export class MemoryLog {
       const allowedMb = Math.max(GROWTH_ALLOWED_MB, GROWTH_ALLOWED * firstHalfMb);
       return { part, firstHalfMb, secondHalfMb, isFlat: secondHalfMb - firstHalfMb <= allowedMb };
     });
+  }
+}
+
+/** Processor time of a process so far. Not a number: there is no such process. */
+export function cpuMs(pid: number | undefined): number {
+  try {
+    // Behind the name, which may hold anything: the third field and those after it.
+    const fields = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ").at(-1)!.split(" ");
+    return (Number(fields[11]) + Number(fields[12])) * TICK_MS;
+  } catch {
+    return Number.NaN;
   }
 }
 
