@@ -22,7 +22,7 @@ export interface RemoteWrites {
   readonly foldMs?: number;
   /** A rank that stays behind for so long has lost a batch; default 2 s. */
   readonly stuckMs?: number;
-  /** The bus must have carried this indexer's heartbeats for so long before a rank's silence counts; default 5 s. */
+  /** The bus must have carried this indexer's heartbeats for so long before a rank's silence counts; default 8 s. */
   readonly graceMs?: number;
 }
 
@@ -58,6 +58,8 @@ export interface IndexerOptions {
 export type IndexerState = "stopped" | LeaderState;
 
 const LEASE_TTL_MS = 6_000;
+/** After an outage of the bus an agent may wait five seconds before it connects again, and another before it speaks; then comes a fold. */
+const GRACE_MS = 8_000;
 /** Somebody who does not register although asked is asked ever more seldom: everybody else answers too. */
 const ROLL_CALL_MS = { least: 1_000, most: 30_000 } as const;
 /**
@@ -127,7 +129,7 @@ export class Indexer {
       figures,
       timers: remote?.timers ?? null,
       foldMs: remote?.foldMs ?? 250,
-      graceMs: remote === null ? 0 : (remote.graceMs ?? 5_000),
+      graceMs: remote === null ? 0 : (remote.graceMs ?? GRACE_MS),
       onWritten: (reports, outcomes) => this.#reported(reports, outcomes),
       onFailed: (thrown) => this.#failed(toKedgeError(thrown), "load"),
     });

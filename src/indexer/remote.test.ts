@@ -524,7 +524,7 @@ describe("silence", () => {
   it("counts only after the bus has carried for a while: agents come back one by one after an outage", async () => {
     const site = new Site(2);
     site.indexer().start();
-    for (let i = 0; i < 8; i++) {
+    for (let i = 0; i < 10; i++) {
       for (const publisher of site.publishers) publisher.report();
       await site.pass(1_000);
     }
@@ -534,7 +534,8 @@ describe("silence", () => {
     site.bus.publishHeartbeat = () => undefined;
     await site.pass(10_000);
     site.bus.publishHeartbeat = publishHeartbeat;
-    for (let i = 0; i < 4; i++) {
+    // The longest wait for a connection, the time to settle, and the next fold.
+    for (let i = 0; i < 7; i++) {
       site.first.report();
       await site.pass(1_000);
       expect(site.far.memory.fleet()).toHaveLength(2);

@@ -58,7 +58,10 @@ describeWithServers("An indexer killed in the middle of a batch", () => {
     await plane.until("predicted", () => load.isOn("predicted", silentAtMs));
     await plane.indexers[0]!.process.start();
     const againAtMs = performance.now();
-    await plane.until("exact under load", () => load.isOn("exact", againAtMs));
+    await plane.until("exact under load, and nobody gone", async () => {
+      expect(await plane.fleet()).toHaveLength(2);
+      return load.isOn("exact", againAtMs);
+    });
     await load.stop();
     expect(load.wrong).toEqual([]);
     await plane.indexIsTrue(load.prompts);

@@ -64,7 +64,10 @@ describeWithServers("NATS", () => {
 
       await plane.restartNats(streams);
       const backAtMs = performance.now();
-      await plane.until("exact under load", () => load.isOn("exact", backAtMs));
+      await plane.until("exact under load, and nobody gone", async () => {
+        expect(await plane.fleet()).toHaveLength(2);
+        return load.isOn("exact", backAtMs);
+      });
       const exactMs = Math.round(performance.now() - backAtMs);
       console.log(`lag seen after ${seenMs} ms; exact ${exactMs} ms after NATS was back, streams ${streams}`);
       await endsTrue(plane, gateways, load);
