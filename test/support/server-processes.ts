@@ -183,15 +183,25 @@ function said(child: ChildProcess, stream: NodeJS.ReadableStream | null, text: s
   });
 }
 
+/** Below what systems give to outgoing connections (Linux from 32768 on): nobody takes one by chance while its server is being restarted. */
+const PORTS = { from: 16_384, to: 32_768 };
+
 /** A port that was free a moment ago. */
-export function freePort(): Promise<number> {
+export async function freePort(): Promise<number> {
+  for (;;) {
+    const port = PORTS.from + Math.floor(Math.random() * (PORTS.to - PORTS.from));
+    if (await isFree(port)) return port;
+  }
+}
+
+function isFree(port: number): Promise<boolean> {
   return new Promise((resolve, reject) => {
     const probe = createServer();
-    probe.once("error", reject);
-    probe.listen(0, "127.0.0.1", () => {
-      const { port } = probe.address() as { port: number };
-      probe.close(() => resolve(port));
+    probe.once("error", (error: NodeJS.ErrnoException) => {
+      if (error.code === "EADDRINUSE") resolve(false);
+      else reject(error);
     });
+    probe.listen(port, "127.0.0.1", () => probe.close(() => resolve(true)));
   });
 }
 
