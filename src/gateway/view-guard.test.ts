@@ -62,3 +62,30 @@ it("no answer by then is none", async () => {
   expect(await read).toBeNull();
   expect(budget.leftMs).toBeLessThanOrEqual(0);
 });
+
+it("says when the view is out of reach and when it answers again, and nothing in between", async () => {
+  const clock = busyClock();
+  const lines: string[] = [];
+  let isDown = true;
+  const store = new MoodyStore(new ManualClock());
+  const read = store.inner.read.bind(store.inner);
+  store.read = async (model, keys) => {
+    if (isDown) throw new Error("gone");
+    return read(model, keys);
+  };
+  const log = { warn: (message: string) => lines.push(message) };
+  const deps = { config: defineConfig(), store, clock, log } as unknown as GatewayDeps;
+  const guard = new ViewGuard(deps, new GatewayMetrics(new Registry()));
+  const ask = async (times: number) => {
+    for (let i = 0; i < times; i++) {
+      await guard.read("m", new BigUint64Array(0), guard.budget());
+      clock.nowMs += 1_500;
+    }
+  };
+  await ask(30);
+  isDown = false;
+  await ask(30);
+  const single = "The view did not answer a request, which is routed by the last known fleet.";
+  const away = "The view is out of reach; requests are routed by the last known fleet.";
+  expect(lines).toEqual([single, single, away, "The view answers again."]);
+});

@@ -187,21 +187,24 @@ export class ViewGuard {
 
   private succeed(): void {
     this.answeredAtMs = this.clock.now();
-    if (this.failures === 0) return;
+    if (!this.reachable) this.log.warn("The view answers again.", {});
     this.failures = 0;
     this.metrics.viewUnavailable.set(0);
   }
 
+  /** The log tells of single failures, seldom, and of the change; while it lasts the metrics count. */
   private fail(error: unknown): void {
+    const wasReachable = this.reachable;
     this.failures++;
     this.pausedUntilMs = this.clock.now() + PAUSE_MS;
     if (!this.reachable) this.metrics.viewUnavailable.set(1);
     const code = codeOf(error);
     this.metrics.viewErrors.labels(code).inc();
-    this.log.warn("The view is out of reach; requests are routed by the last known fleet.", {
-      code,
-      error: error instanceof Error ? error.message : String(error),
-    });
+    if (!wasReachable) return;
+    const message = this.reachable
+      ? "The view did not answer a request, which is routed by the last known fleet."
+      : "The view is out of reach; requests are routed by the last known fleet.";
+    this.log.warn(message, { code, error: error instanceof Error ? error.message : String(error) });
   }
 }
 
