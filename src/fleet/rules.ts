@@ -11,6 +11,12 @@ export interface LivenessSettings {
 
 export const DEFAULT_LIVENESS: LivenessSettings = { deadAfterMs: 5_000, heartbeatFreshMs: 2_500 };
 
+/**
+ * A life that a later registration had ended may come back once its successor has been silent for so long: the later one was a message that
+ * came late, of a life that was over before.
+ */
+export const SUCCESSOR_SILENT_MS = 30_000;
+
 export interface FeedSettings {
   /** A feed with more published and unapplied batches than this lags. */
   readonly lagEvents: number;

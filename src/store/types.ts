@@ -119,7 +119,8 @@ export interface ViewStore {
   read(model: string, keys: BigUint64Array): MaybePromise<ViewRead>;
   /**
    * Registers or refreshes a rank's incarnation; a new one retires the older of the same (worker, rank). Returns its
-   * slots, or null for an incarnation that was retired before (a late message).
+   * slots, or null for an incarnation that was retired before (a late message), unless its successor has been silent for
+   * `SUCCESSOR_SILENT_MS`: then the successor was the late message, and the rank begins anew under the older name.
    */
   register(registration: Registration): MaybePromise<Readonly<Record<Tier, number>> | null>;
   /** Takes a rank out of the fleet; its entries are inert from now on. */

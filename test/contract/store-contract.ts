@@ -1,6 +1,7 @@
 /** What every implementation of the view must guarantee, whatever it is made of. Call it with a factory. */
 
 import { afterEach, describe, expect, it } from "vitest";
+import { SUCCESSOR_SILENT_MS } from "../../src/fleet/rules.ts";
 import type { IncarnationKey } from "../../src/fleet/types.ts";
 import type { KvOp } from "../../src/store/types.ts";
 import {
@@ -204,6 +205,19 @@ function lives(open: Open): void {
     expect(fleet.map((row) => [row.incarnation, row.load.activeBlocks, row.reserved.requests])).toEqual([
       ["second", null, 0],
     ]);
+  });
+
+  it("takes a life back whose successor turns out to have been a late message", async () => {
+    const view = await open();
+    await view.begin(FIRST);
+    await view.begin(SECOND);
+    view.advance(SUCCESSOR_SILENT_MS);
+    expect(await view.store.register(registrationOf(FIRST))).toBeNull();
+    view.advance(1_000);
+    expect(await view.store.register(registrationOf(FIRST))).not.toBeNull();
+    expect(await view.apply(SECOND, 1, storeKeys(chain))).toBe("retired");
+    await view.write(FIRST, 1, storeKeys(chain));
+    expect(await view.depth(FIRST, chain)).toEqual([40, 0]);
   });
 
   it("takes a retired rank out of the fleet and refuses one that was retired before it was known", async () => {

@@ -1,5 +1,6 @@
 /** A naive model of the view for the store's contract tests: plain maps, linear walks, the rules of design D3, D4 and D6. */
 
+import { SUCCESSOR_SILENT_MS } from "../../src/fleet/rules.ts";
 import { type IncarnationKey, type LoadReport, TIERS, type Tier } from "../../src/fleet/types.ts";
 import { boundaryAt, boundaryCount } from "../../src/prefix/boundaries.ts";
 import type { ApplyOutcome, KvBatch, KvOp, KvSnapshot, ReserveWrite } from "../../src/store/types.ts";
@@ -25,9 +26,11 @@ export class ModelRank {
   watermark = 0;
   published = 0;
   report: LoadReport | null = null;
+  heardAtMs: number;
 
-  constructor(key: IncarnationKey) {
+  constructor(key: IncarnationKey, nowMs: number) {
     this.key = key;
+    this.heardAtMs = nowMs;
   }
 }
 
@@ -44,10 +47,16 @@ export class ViewModel {
 
   register(key: IncarnationKey): boolean {
     const present = this.ranks.get(placeOf(key));
-    if (present?.key.incarnation === key.incarnation) return true;
-    if (this.isRetired(key)) return false;
+    if (present?.key.incarnation === key.incarnation) {
+      present.heardAtMs = this.nowMs;
+      return true;
+    }
+    if (this.isRetired(key)) {
+      if (present === undefined || this.nowMs - present.heardAtMs <= SUCCESSOR_SILENT_MS) return false;
+      this.retired.delete(idOf(key));
+    }
     if (present !== undefined) this.retired.set(idOf(present.key), this.nowMs);
-    this.ranks.set(placeOf(key), new ModelRank(key));
+    this.ranks.set(placeOf(key), new ModelRank(key, this.nowMs));
     return true;
   }
 
@@ -64,6 +73,7 @@ export class ViewModel {
   apply(batch: KvBatch): ApplyOutcome {
     const rank = this.current(batch);
     if (rank === undefined) return this.refusal(batch);
+    rank.heardAtMs = this.nowMs;
     if (batch.sequence <= rank.watermark) return "duplicate";
     if (batch.sequence > rank.watermark + 1) return "gap";
     for (const op of batch.ops) this.applyOp(rank, op);
@@ -74,6 +84,7 @@ export class ViewModel {
   applySnapshot(snapshot: KvSnapshot): ApplyOutcome {
     const rank = this.current(snapshot);
     if (rank === undefined) return this.refusal(snapshot);
+    rank.heardAtMs = this.nowMs;
     if (snapshot.sequence < rank.watermark) return "duplicate";
     for (const tier of TIERS) rank.tiers[tier].clear();
     rank.predicted.clear();
@@ -110,6 +121,7 @@ export class ViewModel {
   fold(report: LoadReport): void {
     const rank = this.current(report);
     if (rank === undefined) return;
+    rank.heardAtMs = this.nowMs;
     this.endReservations(rank);
     for (const id of report.admitted) if (!rank.reservations.delete(id)) rank.admittedEarly.add(id);
     if (rank.report !== null && report.sequence <= rank.report.sequence) return;

@@ -89,6 +89,10 @@ export class FleetTable {
     this.retired.set(nameOf(key), nowMs);
   }
 
+  unmarkRetired(key: IncarnationKey): void {
+    this.retired.delete(nameOf(key));
+  }
+
   /** The rank's row must be built anew. */
   changed(rank: Rank): void {
     const group = this.groups.get(rank.registration.model);

@@ -1,7 +1,7 @@
 /** The view in this process's memory: answers at once, without garbage but for changed fleet rows (design D1–D6). */
 
 import { KedgeError } from "../../errors/index.ts";
-import { DEFAULT_LIVENESS, isAlive, type LivenessSettings } from "../../fleet/rules.ts";
+import { DEFAULT_LIVENESS, isAlive, type LivenessSettings, SUCCESSOR_SILENT_MS } from "../../fleet/rules.ts";
 import {
   type BusyThresholds,
   type FleetRow,
@@ -163,7 +163,10 @@ export class MemoryStore implements ViewStore {
       this.fleetTable.refresh(rank, registration);
       return rank.slots;
     }
-    if (this.fleetTable.isRetired(registration, this.nowMs)) return null;
+    if (this.fleetTable.isRetired(registration, this.nowMs)) {
+      if (rank === undefined || this.nowMs - rank.heardAtMs <= SUCCESSOR_SILENT_MS) return null;
+      this.fleetTable.unmarkRetired(registration);
+    }
     if (rank !== undefined) this.retireRank(rank);
     return this.fleetTable.add(registration, this.allot(), this.nowMs).slots;
   }

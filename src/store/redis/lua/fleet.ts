@@ -1,5 +1,6 @@
 /** Scripts of the fleet: registrations, load reports, reservations, and their readers (design D4, D6). */
 
+import { SUCCESSOR_SILENT_MS } from "../../../fleet/rules.ts";
 import { BASE } from "./base.ts";
 import { CELLS } from "./cells.ts";
 import { LOOKUP, MAX_PROBES } from "./lookup.ts";
@@ -23,7 +24,11 @@ local model, registration = ARGV[7], ARGV[8] .. ARGV[9]
 local card, cardKey, keep = ARGV[10], tag .. 'k' .. ARGV[8], horizon + ${CARD_MS}
 begin(ARGV[5], ARGV[6])
 local row = current(id, incarnation)
-if not row and refusal(id, incarnation, horizon) == 'r' then return { 'r' } end
+local former = lifeOf(id)
+if not row and refusal(id, incarnation, horizon) == 'r' then
+  local successor = former and current(id, former)
+  if not successor or now - successor[HEARD] <= ${SUCCESSOR_SILENT_MS} then return { 'r' } end
+end
 if card ~= '' then
   call('SET', cardKey, card, 'PX', keep)
 elseif call('PEXPIRE', cardKey, keep) == 0 then
@@ -45,8 +50,8 @@ if row then
   save(row)
   return { 'k', row[GROUP] }
 end
-local former = lifeOf(id)
 local replaced = ''
+call('DEL', retiredKey(id, incarnation))
 if former then
   replaced = forget(id, horizon)
   markRetired(id, former, horizon)
