@@ -24,6 +24,9 @@ import {
 } from "./node-engines.ts";
 import { keySources, loadKeys } from "./plan-keys.ts";
 
+/** Region and cluster of who named none; left out of workers' names. */
+const UNNAMED_PLACE = "local";
+
 export interface AgentHostOptions {
   /** Of it: host, port, nats, place, plan, limits, feed.horizonMs, router.kvEvents, router.kvCacheBlockSize. */
   readonly config: KedgeConfig;
@@ -76,7 +79,7 @@ async function start(
   const engines = await prepareEngines({
     ...options,
     bus,
-    namePrefix: `${nodeName(config)}/`,
+    namePrefix: workerPrefix(config),
     waitForAll: true,
   });
   closers.push(() => engines.close());
@@ -93,6 +96,13 @@ async function start(
 }
 
 /** Audience of this agent's plans. */
+/** Host names of pods repeat from cluster to cluster, and one name must be one worker in the whole fleet. */
+function workerPrefix(config: KedgeConfig): string {
+  const { region, cluster } = config.place;
+  const place = [region, cluster].filter((part) => part !== UNNAMED_PLACE);
+  return `${[...place, nodeName(config)].join("/")}/`;
+}
+
 function agentIdOf(config: KedgeConfig): string {
   const { region, cluster } = config.place;
   return config.plan.agentId ?? `${region}/${cluster}/${nodeName(config)}`;

@@ -143,10 +143,10 @@ describeWithNats("kedge agent", () => {
     const child = agent("--mock", "2");
     const summary = await summaryOf(child);
     expect(summary.agent).toEqual({ id: "eu/c1/n1", url: summary.url });
-    expect(summary.engines.map(({ worker }) => worker)).toEqual(["n1/mock-0", "n1/mock-1"]);
+    expect(summary.engines.map(({ worker }) => worker)).toEqual(["eu/c1/n1/mock-0", "eu/c1/n1/mock-1"]);
     await until(() => store.fleet().length === 2);
     expect(store.fleet()[0]).toMatchObject({
-      worker: "n1/mock-0",
+      worker: "eu/c1/n1/mock-0",
       agent: summary.agent,
       region: "eu",
       cluster: "c1",
@@ -244,7 +244,7 @@ describeWithNats("kedge agent", () => {
     );
     const { engines, url } = await summaryOf(child);
     expect(engines).toMatchObject([
-      { worker: `n1/127.0.0.1:${port}`, serving: false },
+      { worker: `eu/c1/n1/127.0.0.1:${port}`, serving: false },
       { worker: "never", serving: false },
     ]);
     expect((await fetch(`${url}/ready`)).status).toBe(503);

@@ -28,7 +28,7 @@ export function agentCommand(): Command {
 
 const HELP = `
 Needs --nats-url, --plan-jwks (or their environment) and --engine or --mock. Engines may be down at the start: they join when they answer.
-Workers without id=NAME are called node/host:port. Serves /live, /ready, /metrics to private networks and /status to this machine; all
+Workers without id=NAME are called region/cluster/node/host:port (without what is named local). Serves /live, /ready, /metrics to private networks and /status to this machine; all
 else needs a signed plan. Engines should listen on loopback, so that the agent is the only way to them.
 
 ${ENGINE_HELP}

@@ -2,7 +2,9 @@
 
 import { Command, InvalidArgumentError, Option } from "commander";
 import { KedgeError } from "../../errors/index.ts";
+import { cannotListen } from "../listen.ts";
 import { type RestServer, startRedisRest } from "../redis-rest/index.ts";
+import { stopSignal } from "./lifecycle.ts";
 
 interface Flags {
   readonly redis: string;
@@ -97,6 +99,8 @@ async function run(flags: Flags): Promise<void> {
     port,
     limits: { maxBodyBytes, maxPipelineLength, redisTimeoutMs },
     log: (level, message) => console.error(`kedge: ${level === "warn" ? "warn: " : ""}${message}`),
+  }).catch((thrown: NodeJS.ErrnoException) => {
+    throw thrown.syscall === "listen" ? cannotListen(thrown, host, port) : thrown;
   });
   console.log(
     flags.json
@@ -124,19 +128,6 @@ function checkEnvironment(): void {
       "config_invalid",
       `${unknown.join(", ")}: unknown; there are ${[...known].join(", ")}.`,
     );
-}
-
-/** Resolves at the first SIGINT or SIGTERM; a later one ends the process at once. */
-function stopSignal(): Promise<void> {
-  return new Promise((resolve) => {
-    let stops = 0;
-    const stop = (): void => {
-      if (stops++ > 0) process.exit(130);
-      resolve();
-    };
-    process.on("SIGINT", stop);
-    process.on("SIGTERM", stop);
-  });
 }
 
 function whole(text: string): number {
