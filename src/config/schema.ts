@@ -99,7 +99,11 @@ const store = z
   .object({
     /** Upstash REST endpoint, or that of `kedge redis-rest`; null: the view is in this process. */
     url: z
-      .url({ protocol: /^https?$/ })
+      .url({
+        protocol: /^https?$/,
+        error:
+          "must be http:// or https://: Upstash's REST endpoint, or that of kedge redis-rest in front of your Redis",
+      })
       .nullable()
       .default(null),
     token: z.string().nullable().default(null),
@@ -160,7 +164,7 @@ const plan = z
     jwks: z.string().nullable().default(null),
     /** Base URL at which gateways reach this agent; null: http on its own host and port. */
     agentUrl: z
-      .url({ protocol: /^https?$/ })
+      .url({ protocol: /^https?$/, error: "must be http:// or https://, as gateways reach this agent" })
       .nullable()
       .default(null),
     /** Audience of plans for this agent; null: region/cluster/node. */

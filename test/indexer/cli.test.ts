@@ -58,6 +58,8 @@ describeWithServers("kedge fleet", () => {
       ]);
       expect(text.out).toMatch(/^WORKER[^\n]*\na-0 [^\n]*\na-1 [^\n]*\na-2 [^\n]*\n$/);
       expect(parseSeedFleet(json.out).map(({ worker }) => worker)).toEqual(["a-0", "a-1", "a-2"]);
+      const wrong = await kedge(["fleet"], { ...site.environment, KEDGE_REDIS_TOKEN: "wrong" });
+      expect([wrong.code, wrong.err]).toEqual([1, expect.stringContaining("check KEDGE_REDIS_TOKEN")]);
       // The next leader begins a new epoch and fills it again from the agents.
       await host.close();
       const { epoch } = site.store;

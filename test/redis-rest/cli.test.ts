@@ -70,6 +70,21 @@ describeWithRedis("kedge redis-rest", () => {
   });
 });
 
+describeWithRedis("kedge redis-rest beside another", () => {
+  it("says that its port is taken, and by which flag to choose another", async () => {
+    const redis = await startRedis();
+    const child = kedge(["--redis", `127.0.0.1:${redis.port}`, "--port", `${redis.port}`]);
+    let errors = "";
+    child.stderr!.on("data", (chunk) => {
+      errors += chunk;
+    });
+    const [code] = (await once(child, "close")) as [number];
+    await redis.stop();
+    expect([code, errors]).toEqual([2, expect.stringContaining(`port ${redis.port} is in use`)]);
+    expect(errors).toContain("--port");
+  });
+});
+
 function kedge(flags: readonly string[], env: Readonly<Record<string, string>> = {}): ChildProcess {
   const child = spawn(process.execPath, [MAIN, "redis-rest", ...flags], {
     env: { ...process.env, ...env },

@@ -90,7 +90,13 @@ function wholeOf(call: Call, command: readonly string[]): readonly string[] {
 /** The client's own errors quote whole commands, prompts' keys included, and so are never passed on. */
 function refuse(thrown: unknown): never {
   if (thrown instanceof KedgeError) throw thrown;
-  throw unavailable("it cannot be reached, or refuses the request; check its URL and token");
+  const { name = "", message = "" } = thrown as Partial<Error>;
+  if (message.startsWith("WRONGPASS")) throw unavailable("it refuses the token; check KEDGE_REDIS_TOKEN");
+  if (name === "UpstashError")
+    throw unavailable("what answers refuses the request, or has no Redis behind it");
+  if (name === "UpstashJSONParseError")
+    throw unavailable("what answers there is no Redis over REST; check KEDGE_REDIS_URL");
+  throw unavailable("it cannot be reached; check KEDGE_REDIS_URL");
 }
 
 /** Of Redis' error only the leading word, such as `OOM` or `READONLY`: the rest may quote arguments. */
