@@ -131,6 +131,21 @@ it("cut off from NATS it leaves the lease to an indexer that asks for it, and le
   expect([rig.service.status().state, rig.released]).toEqual(["leading", released]);
 });
 
+it("cut off from NATS while it stands by, it does not keep a lease that is offered", async () => {
+  const rig = new Rig();
+  rig.taken = true;
+  rig.bus.connected = false;
+  rig.service.start();
+  await rig.pass(10_000);
+  rig.taken = false;
+  await rig.pass(30_000);
+  expect(rig.service.status().state).toBe("standby");
+  expect(rig.released).toBeGreaterThan(5);
+  rig.bus.connected = true;
+  await rig.pass(3_000);
+  expect(rig.service.status().state).toBe("leading");
+});
+
 it("says each change of state once, and is ready while it leads or stands by with bus and view in reach", async () => {
   const rig = new Rig();
   rig.taken = true;

@@ -96,8 +96,9 @@ export class IndexerService {
   #timer: unknown = null;
   #stopping: Promise<void> | null = null;
   #viewReachable = true;
-  /** Since when NATS is out of reach, or others were last let go first. */
+  /** Since when NATS is out of reach. */
   #cutOffSinceMs: number | null = null;
+  #gaveWayAtMs = Number.NEGATIVE_INFINITY;
 
   /** Connects at once and goes on trying; works from `start` on. */
   constructor(options: IndexerServiceOptions) {
@@ -202,12 +203,19 @@ export class IndexerService {
     return {
       release: () => lease.release(),
       renew: async () => {
-        if (this.#givesWay()) {
+        const { state } = this.#indexer;
+        const isCutOff = this.#cutOffForMs() >= GIVE_WAY_MS;
+        if (isCutOff && state === "leading" && this.#givesWay()) {
           // Until the next renewal, which comes as often as others ask. With nobody there it goes on with what it knows.
           await lease.release();
           return true;
         }
         const held = await lease.renew();
+        if (held && isCutOff && state === "standby") {
+          // It knows nothing and hears nothing: whoever led may have it back.
+          await lease.release();
+          return false;
+        }
         if (!held || reset) return held;
         await store.reset();
         reset = true;
@@ -217,14 +225,18 @@ export class IndexerService {
     };
   }
 
-  /** Who hears nothing must not keep those from the work who would. */
-  #givesWay(): boolean {
+  #cutOffForMs(): number {
     const nowMs = this.#options.now();
     if (this.#bus.connected) this.#cutOffSinceMs = null;
     else this.#cutOffSinceMs ??= nowMs;
-    const since = this.#cutOffSinceMs;
-    if (since === null || nowMs - since < GIVE_WAY_MS || this.#indexer.state !== "leading") return false;
-    this.#cutOffSinceMs = nowMs;
+    return nowMs - (this.#cutOffSinceMs ?? nowMs);
+  }
+
+  /** Who hears nothing must not keep those from the work who would. */
+  #givesWay(): boolean {
+    const nowMs = this.#options.now();
+    if (nowMs - this.#gaveWayAtMs < GIVE_WAY_MS) return false;
+    this.#gaveWayAtMs = nowMs;
     return true;
   }
 
