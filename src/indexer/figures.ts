@@ -15,6 +15,8 @@ export interface IndexerFigures {
   reports: number;
   /** Admitted request ids that were let go while the view could not be written; their reservations run out by themselves. */
   admissionsLost: number;
+  /** In the view: from the first on, after a start or an outage of the bus, a rank's silence counts. */
+  heartbeats: number;
   registrationsWritten: number;
   /** Repeated by agents and not written, for the view has them. */
   registrationsSkipped: number;
@@ -38,6 +40,7 @@ export function newFigures(): IndexerFigures {
     snapshotsFailed: 0,
     reports: 0,
     admissionsLost: 0,
+    heartbeats: 0,
     registrationsWritten: 0,
     registrationsSkipped: 0,
     rollCalls: 0,

@@ -137,6 +137,7 @@ export class LoadFolder {
       () =>
         after(store.report(reports, heartbeat), (outcomes) => {
           for (const { count } of taken.values()) figures.reports += count;
+          if (heartbeat) figures.heartbeats += 1;
           this.#writing = false;
           this.#options.onWritten(reports, outcomes);
         }),

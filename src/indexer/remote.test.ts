@@ -529,6 +529,7 @@ describe("silence", () => {
       await site.pass(1_000);
     }
     expect(site.far.heartbeats).toBeGreaterThan(0);
+    expect(site.indexers[0]!.figures.heartbeats).toBe(site.far.heartbeats);
     // The bus is away for ten seconds.
     const { publishHeartbeat } = site.bus;
     site.bus.publishHeartbeat = () => undefined;

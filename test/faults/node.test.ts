@@ -22,6 +22,7 @@ describeWithServers("An agent", () => {
     await plane.isExact(gateways);
     const load = new Load(gateways.map(({ url }) => url));
     await plane.until("both work", () => load.answers.length > 50);
+    await plane.until("silence counts", async () => (await plane.indexer(0)).figures.heartbeats! > 0);
     const failures = async () =>
       (await Promise.all(gateways.map((gateway) => gateway.metric("kedge_worker_failures_total")))).join();
 

@@ -3,6 +3,7 @@
 import { onTestFinished } from "vitest";
 import { defineConfig, type KedgeConfigInput } from "../../src/config/index.ts";
 import type { FleetRow } from "../../src/fleet/types.ts";
+import type { IndexerStatus } from "../../src/indexer/service.ts";
 import { startGatewayHost } from "../../src/node/gateway-host.ts";
 import { openStore } from "../../src/node/redis-store.ts";
 import { newPlanKeys } from "../../src/plan/keys.ts";
@@ -172,9 +173,9 @@ export class Plane {
     return rows.find((row) => row.worker === worker)?.incarnation ?? null;
   }
 
-  async indexer(index: number): Promise<{ readonly state: string; readonly queuedWrites: number }> {
+  async indexer(index: number): Promise<IndexerStatus> {
     const response = await fetch(`${this.indexers[index]!.url}/status`);
-    return (await response.json()) as { state: string; queuedWrites: number };
+    return (await response.json()) as IndexerStatus;
   }
 
   /** Where the view differs from the engines' block tables. `prompts`: all that were sent besides by `ask` of a gateway. */
