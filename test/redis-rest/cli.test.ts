@@ -33,9 +33,13 @@ describeWithRedis("kedge redis-rest", () => {
     expect(set.json).toEqual({ result: "OK" });
     expect((await call(ready, "/get/k", { token: "reader" })).json).toEqual({ result: "v" });
     expect((await call(ready, "/set/k/w", { token: "reader" })).status).toBe(400);
+    let warnings = "";
+    child.stderr!.on("data", (chunk) => {
+      warnings += chunk;
+    });
     child.kill("SIGTERM");
-    const [code] = (await once(child, "exit")) as [number];
-    expect(code).toBe(0);
+    const [code] = (await once(child, "close")) as [number];
+    expect([code, warnings]).toEqual([0, ""]);
   });
 
   it("says that Redis does not let it in, and keeps answering 503", async () => {

@@ -33,9 +33,15 @@ export class LinkLog {
   private readonly log: Log;
   private readonly toldMs = new Map<string, number>();
   private isUp = false;
+  private hasEnded = false;
 
   constructor(log: Log) {
     this.log = log;
+  }
+
+  /** The connection is closed on purpose from here on. */
+  end(): void {
+    this.hasEnded = true;
   }
 
   up(): void {
@@ -46,6 +52,7 @@ export class LinkLog {
 
   down(reason: string): void {
     this.isUp = false;
+    if (this.hasEnded) return;
     const nowMs = performance.now();
     if (nowMs - (this.toldMs.get(reason) ?? -REPEAT_MS) < REPEAT_MS) return;
     this.toldMs.set(reason, nowMs);
@@ -149,10 +156,12 @@ export async function fetchTable(redis: Redis): Promise<CommandTable | null> {
 export class ServerBackend implements Backend {
   table = new CommandTable(null);
   private readonly redis: Redis;
+  private readonly link: LinkLog;
   private tableKnown = false;
 
   constructor(target: Exclude<RedisTarget, { cluster: readonly string[] }>, timeoutMs: number, log: Log) {
     const link = new LinkLog(log);
+    this.link = link;
     // Digits as text: integers beyond 2^53 stay exact.
     const options = { ...connectionOptions(timeoutMs), stringNumbers: true };
     this.redis =
@@ -184,6 +193,7 @@ export class ServerBackend implements Backend {
   }
 
   close(): void {
+    this.link.end();
     this.redis.disconnect();
   }
 

@@ -53,10 +53,12 @@ const ON_EVERY_PRIMARY: ReadonlyMap<string, Merge> = new Map([
 export class ClusterBackend implements Backend {
   table = new CommandTable(null);
   private readonly cluster: Cluster;
+  private readonly link: LinkLog;
   private tableKnown = false;
 
   constructor(nodes: readonly string[], timeoutMs: number, log: Log) {
     const link = new LinkLog(log);
+    this.link = link;
     const { retryStrategy: _, ...redisOptions } = connectionOptions(timeoutMs);
     const credentials = credentialsOf(nodes[0]!);
     this.cluster = new Cluster([...nodes], {
@@ -133,6 +135,7 @@ export class ClusterBackend implements Backend {
   }
 
   close(): void {
+    this.link.end();
     this.cluster.disconnect();
   }
 
