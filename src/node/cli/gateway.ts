@@ -65,7 +65,10 @@ async function run(flags: Flags, command: Command): Promise<void> {
   }
   requireGatewaySettings(config);
   // Members of a pool must not each empty what the others have begun to fill.
-  if (config.router.resetStates) await resetView(config);
+  if (config.router.resetStates) {
+    await resetView(config);
+    logLine("info", "a new epoch of the view has begun");
+  }
   const running = flags.processes === 1 ? await alone(flags, config) : await pool(flags, config);
   const stopped = stopSignal(() => running.kill());
   console.log(

@@ -49,6 +49,8 @@ async function run(flags: Flags, command: Command): Promise<void> {
 }
 
 function portOf(command: Command, config: KedgeConfig): number {
-  const isGiven = "port" in givenSettings(command) || (process.env.KEDGE_PORT ?? "") !== "";
+  const names = ["KEDGE_PORT", "DYN_HTTP_PORT"] as const;
+  const isGiven =
+    "port" in givenSettings(command) || names.some((name) => /^\s*\d/.test(process.env[name] ?? ""));
   return isGiven ? config.port : DEFAULT_PORT;
 }
