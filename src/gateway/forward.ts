@@ -14,6 +14,7 @@ import type { ClientConnection } from "./client.ts";
 import type { GatewayDeps } from "./deps.ts";
 import type { TokenEstimator } from "./estimate.ts";
 import type { GatewayMetrics, ModelMeters } from "./metrics.ts";
+import { QuietLog } from "./quiet-log.ts";
 import { ENDPOINT_PATHS, type Endpoint } from "./request.ts";
 import type { Route, Router } from "./route.ts";
 import type { UnderWay } from "./under-way.ts";
@@ -56,9 +57,11 @@ export interface ForwarderParts {
 export class Forwarder {
   private readonly parts: ForwarderParts;
   private readonly config: KedgeConfig;
+  private readonly log: QuietLog;
 
   constructor(parts: ForwarderParts) {
     this.parts = parts;
+    this.log = new QuietLog(parts.deps.log, parts.deps.clock);
     this.config = parts.deps.config;
   }
 
@@ -153,13 +156,10 @@ export class Forwarder {
       metrics.workerFailures.labels(row.worker, error.code).inc();
       if (result.kind === "broken") metrics.streamErrors.labels(job.route.served.name, error.code).inc();
       else this.release(job, row);
-      deps.log.warn("A try failed.", {
-        requestId: job.requestId,
-        worker: row.worker,
-        rank: row.rank,
-        code: error.code,
-        message: error.message,
-      });
+      const { requestId } = job;
+      const { worker, rank } = row;
+      const { code, message } = error;
+      this.log.warn("A try failed.", { requestId, worker, rank, code, message }, `${worker} ${code}`);
     }
     const open = breakers.state(row.worker, row.incarnation, deps.clock.now()) !== "closed";
     metrics.breakerOpen.labels(row.worker).set(open ? 1 : 0);
