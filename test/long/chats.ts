@@ -15,8 +15,6 @@ export interface ChatLoadOptions {
   readonly urls: readonly string[];
   readonly headers: Readonly<Record<string, string>>;
   readonly model: string;
-  /** Mean of a Poisson process: requests do not wait for one another. */
-  readonly perSecond: number;
   readonly maxTokens: number;
   readonly random: () => number;
 }
@@ -48,9 +46,9 @@ const STREAMED = 0.5;
 const LEFT_AFTER = 0.04;
 const LEFT_BEFORE = 0.02;
 /** With so many under way something hangs, and more would only bury it. */
-const UNDER_WAY_MOST = 400;
+const UNDER_WAY_MOST = 800;
 /** A request that hangs is as bad as one that fails. */
-const PATIENCE_MS = 20_000;
+const PATIENCE_MS = 30_000;
 
 interface Conversation {
   messages: readonly Message[];
@@ -93,9 +91,9 @@ export class ChatLoad {
     this.systems = Array.from({ length: FAMILIES }, (_, i) => `Rules ${i}: ${this.text(SYSTEM_BYTES)}`);
   }
 
-  /** Sends for so long; resolves when the last request has ended. */
-  async run(durationMs: number): Promise<void> {
-    const { perSecond, random } = this.options;
+  /** Sends for so long, `perSecond` being the mean of a Poisson process: requests do not wait for one another. Resolves when the last has ended. */
+  async run(durationMs: number, perSecond: number): Promise<void> {
+    const { random } = this.options;
     const endMs = performance.now() + durationMs;
     let dueMs = performance.now();
     while (dueMs < endMs) {
