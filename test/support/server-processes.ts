@@ -161,9 +161,22 @@ function running(child: ChildProcess, port: number, clean: () => void): RunningS
       child.kill(signal);
       return gone;
     },
-    pause: () => void child.kill("SIGSTOP"),
+    pause: () => {
+      child.kill("SIGSTOP");
+      untilStopped(child.pid!);
+    },
     resume: () => void child.kill("SIGCONT"),
   };
+}
+
+/** The signal is sent before it takes effect, and on a busy machine a process answers in between. */
+function untilStopped(pid: number): void {
+  const giveUpMs = performance.now() + 1_000;
+  try {
+    while (!/^State:\s+T/m.test(readFileSync(`/proc/${pid}/status`, "utf8")) && performance.now() < giveUpMs);
+  } catch {
+    // No /proc here, or it has ended: nothing to wait for.
+  }
 }
 
 /** Resolves when the process has printed `text`; rejects if it ends before, with all that it printed. */
