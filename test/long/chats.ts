@@ -226,11 +226,11 @@ interface Reply {
 }
 
 function judge(response: Response, text: string, stream: boolean): Told {
-  if (response.status !== 200) return { ...NOTHING, kind: "wrong", words: text.slice(0, 300) };
+  if (response.status !== 200) return { ...NOTHING, kind: "wrong", words: text.slice(0, 2_000) };
   if (!stream) {
     const { choices, usage } = JSON.parse(text) as Reply;
     const reply = choices?.[0]?.message?.content ?? "";
-    if (reply === "" || usage === undefined) return { ...NOTHING, kind: "wrong", words: text.slice(0, 300) };
+    if (reply === "" || usage === undefined) return { ...NOTHING, kind: "wrong", words: text.slice(0, 2_000) };
     const cachedTokens = usage.prompt_tokens_details?.cached_tokens ?? 0;
     return { kind: "answered", words: "", reply, promptTokens: usage.prompt_tokens, cachedTokens };
   }
