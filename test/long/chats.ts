@@ -230,7 +230,8 @@ function judge(response: Response, text: string, stream: boolean): Told {
   if (!stream) {
     const { choices, usage } = JSON.parse(text) as Reply;
     const reply = choices?.[0]?.message?.content ?? "";
-    if (reply === "" || usage === undefined) return { ...NOTHING, kind: "wrong", words: text.slice(0, 2_000) };
+    if (reply === "" || usage === undefined)
+      return { ...NOTHING, kind: "wrong", words: text.slice(0, 2_000) };
     const cachedTokens = usage.prompt_tokens_details?.cached_tokens ?? 0;
     return { kind: "answered", words: "", reply, promptTokens: usage.prompt_tokens, cachedTokens };
   }
