@@ -34,6 +34,8 @@ const FIRST_RESTART_MS = 30_000;
 const PROGRESS_MS = 10_000;
 /** At half the rate, and left out of the comparison of memory: heaps grow to their working size. */
 const WARM_UP_SECONDS = Math.min(60, SECONDS / 4);
+/** In less, processes have not yet grown to their working size. */
+const MEMORY_TOLD_SECONDS = 300;
 /** An isolate's limit where it is deployed. Without one the runtime keeps garbage for as long as the machine has room for it. */
 const ISOLATE_FLAGS = "--max-heap-size=128";
 /** Of an isolate's heap without garbage, while tens of thousands of requests pass. */
@@ -156,7 +158,7 @@ describeWithServers("Soak", () => {
     for (const [i, mb] of heapsAfterMb.entries()) {
       expect(mb - heapsBeforeMb[i]!).toBeLessThan(HEAP_GROWTH_ALLOWED_MB);
     }
-    expect(growth.filter(({ isFlat }) => !isFlat)).toEqual([]);
+    if (SECONDS >= MEMORY_TOLD_SECONDS) expect(growth.filter(({ isFlat }) => !isFlat)).toEqual([]);
     expect(rate).toBeGreaterThanOrEqual(LEAST_PER_SECOND);
     expect(load.heldBack).toBe(0);
   });
