@@ -51,7 +51,9 @@ export class Directory {
    * `view_unavailable` for an unknown name while nobody can be asked.
    */
   find(name: string, budget: ViewBudget): MaybePromise<ServedModel> {
-    const known = this.ageMs <= this.maxAgeMs ? this.names.get(name) : undefined;
+    // Whoever finds the copy old reads it anew; others need not wait for that one, since the read that follows tells whether a name still stands.
+    const mayUse = this.ageMs <= this.maxAgeMs || (this.maxAgeMs > MAX_AGE_MS && this.guard.flying);
+    const known = mayUse ? this.names.get(name) : undefined;
     return known ?? this.ask(name, budget);
   }
 

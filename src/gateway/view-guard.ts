@@ -54,6 +54,11 @@ export class ViewGuard {
     return { leftMs: this.deadlineMs };
   }
 
+  /** Another request is asking for the fleet. */
+  get flying(): boolean {
+    return this.flight !== null && this.clock.now() - this.flight.startMs < this.deadlineMs;
+  }
+
   /** False while requests do without the view. */
   get reachable(): boolean {
     return this.failures < FAILURES_TO_PAUSE;
@@ -103,7 +108,7 @@ export class ViewGuard {
   private fly(maxAgeMs: number): MaybePromise<readonly FleetRow[]> {
     const startMs = this.clock.now();
     // An edge host may drop a flight together with the request that began it: an old one is waited for no more.
-    if (this.flight !== null && startMs - this.flight.startMs < this.deadlineMs) return this.flight.rows;
+    if (this.flight !== null && this.flying) return this.flight.rows;
     const rows = this.store.fleet(maxAgeMs);
     if (!(rows instanceof Promise)) return rows;
     const flight: Flight = { rows, startMs };
@@ -149,6 +154,8 @@ export class ViewGuard {
         resolve(result);
       };
       const giveUp = (): void => {
+        // An edge host may deliver the answer while another request is at work, whose timers are not this one's to clear.
+        if (!waiting) return;
         this.fail(tooLate());
         // Nothing more is asked for this request, however coarse the clock.
         budget.leftMs = 0;
@@ -157,7 +164,7 @@ export class ViewGuard {
       const dueMs = startMs + budget.leftMs;
       let timer = clock.setTimeout(() => {
         // A process that was busy past the deadline may have the answer before it, unread.
-        if (clock.now() - dueMs > OVERSLEPT_MS) timer = clock.setTimeout(giveUp, 0);
+        if (waiting && clock.now() - dueMs > OVERSLEPT_MS) timer = clock.setTimeout(giveUp, 0);
         else giveUp();
       }, budget.leftMs);
       answer

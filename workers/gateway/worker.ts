@@ -55,7 +55,7 @@ export function createWorker(openStore: (config: KedgeConfig, clock: Clock) => V
         context.waitUntil(isolate.catch(() => {}));
       }
       try {
-        const { app, pipes } = await isolate;
+        const { app, pipes } = await here(isolate);
         const client = new WebClient(request, {
           waitUntil: (work) => context.waitUntil(work),
           onPipe: () => pipes.inc(),
@@ -68,6 +68,13 @@ export function createWorker(openStore: (config: KedgeConfig, clock: Clock) => V
       }
     },
   };
+}
+
+/** What goes on after a promise of another request goes on in this one's context. */
+function here<T>(promise: Promise<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    promise.then(resolve, reject);
+  });
 }
 
 async function open(
