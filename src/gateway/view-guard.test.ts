@@ -63,6 +63,21 @@ it("no answer by then is none", async () => {
   expect(budget.leftMs).toBeLessThanOrEqual(0);
 });
 
+it("a deadline that could not be called off says nothing of a view that has answered", async () => {
+  const clock = busyClock();
+  clock.clearTimeout = () => [];
+  const { guard, answer } = guardOf(clock);
+  for (let i = 0; i < 5; i++) {
+    const read = guard.read("m", new BigUint64Array(0), guard.budget());
+    answer();
+    expect(await read).not.toBeNull();
+    clock.nowMs += 50;
+    clock.fire();
+    clock.fire();
+  }
+  expect(guard.reachable).toBe(true);
+});
+
 it("says when the view is out of reach and when it answers again, and nothing in between", async () => {
   const clock = busyClock();
   const lines: string[] = [];
