@@ -47,6 +47,15 @@ export function loadConfig(
   return withExplainDefault(result.data, input);
 }
 
+/** Those of the settings at `paths` (e.g. `store.url`) that are not set: null, or an empty list. */
+export function missingSettings(config: KedgeConfig, paths: readonly string[]): readonly Setting[] {
+  return SETTINGS.filter(({ path }) => {
+    if (!paths.includes(path)) return false;
+    const value = path.split(".").reduce<unknown>((at, key) => (at as Record<string, unknown>)[key], config);
+    return value === null || (Array.isArray(value) && value.length === 0);
+  });
+}
+
 /** Callers on this machine may see how they were routed; others only if the operator says so. */
 function withExplainDefault(config: KedgeConfig, input: Record<string, unknown>): KedgeConfig {
   return "explain" in input ? config : { ...config, explain: isLoopback(config.host) };

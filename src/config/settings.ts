@@ -325,7 +325,7 @@ export const SETTINGS: readonly Setting[] = [
     "string",
     "KEDGE_PLAN_KEY",
     "plan-key",
-    "gateways: private Ed25519 key that signs plans, or a file with it",
+    "gateways: private Ed25519 key that signs plans (kedge plan-key makes one), or a file with it",
   ),
   setting(
     "plan.jwks",

@@ -11,6 +11,7 @@ import type { AgentAddress } from "../fleet/types.ts";
 import { createPlanVerifier } from "../plan/verify.ts";
 import { Registry } from "../telemetry/registry.ts";
 import { monotonicClock } from "./clock.ts";
+import { type Closers, startWithClosers } from "./closers.ts";
 import type { EngineOption } from "./engine-option.ts";
 import { cannotListen } from "./listen.ts";
 import type { MockFleetOptions } from "./mock-fleet.ts";
@@ -52,23 +53,13 @@ export interface AgentHost {
  * Resolves when the door is open and every engine that answers serves; engines and NATS may come later.
  * Errors: `config_invalid`, `engine_mismatch`; what was started is ended before.
  */
-export async function startAgentHost(options: AgentHostOptions): Promise<AgentHost> {
-  const closers: (() => Promise<void>)[] = [];
-  const close = async (): Promise<void> => {
-    for (let closer = closers.pop(); closer !== undefined; closer = closers.pop()) await closer();
-  };
-  try {
-    return await start(options, closers, close);
-  } catch (thrown) {
-    await close();
-    throw thrown;
-  }
+export function startAgentHost(options: AgentHostOptions): Promise<AgentHost> {
+  return startWithClosers((closers, close) => start(options, closers, close));
 }
 
-/** `closers` run last to first. */
 async function start(
   options: AgentHostOptions,
-  closers: (() => Promise<void>)[],
+  closers: Closers,
   close: () => Promise<void>,
 ): Promise<AgentHost> {
   const { config, log } = options;
@@ -95,7 +86,6 @@ async function start(
   return { agent, url: door.url, engines: () => engines.listing(), status: () => engines.status(), close };
 }
 
-/** Audience of this agent's plans. */
 /** Host names of pods repeat from cluster to cluster, and one name must be one worker in the whole fleet. */
 function workerPrefix(config: KedgeConfig): string {
   const { region, cluster } = config.place;
@@ -103,6 +93,7 @@ function workerPrefix(config: KedgeConfig): string {
   return `${[...place, nodeName(config)].join("/")}/`;
 }
 
+/** Audience of this agent's plans. */
 function agentIdOf(config: KedgeConfig): string {
   const { region, cluster } = config.place;
   return config.plan.agentId ?? `${region}/${cluster}/${nodeName(config)}`;

@@ -10,6 +10,7 @@ import { createHasher } from "../prefix/hasher.ts";
 import { MemoryStore } from "../store/memory/index.ts";
 import { Registry } from "../telemetry/registry.ts";
 import { monotonicClock } from "./clock.ts";
+import { type Closers, startWithClosers } from "./closers.ts";
 import type { EngineOption } from "./engine-option.ts";
 import { cannotListen } from "./listen.ts";
 import type { MockFleetOptions } from "./mock-fleet.ts";
@@ -46,23 +47,13 @@ const INDEXER_TICK_MS = 1_000;
  * Resolves when the gateway listens and every engine that answers serves; others join when they answer.
  * Errors: `config_invalid`, `engine_mismatch`, `upstream_unreachable` if no engine answers; what was started is ended before.
  */
-export async function startAllInOne(options: AllInOneOptions): Promise<AllInOne> {
-  const closers: (() => Promise<void> | void)[] = [];
-  const close = async (): Promise<void> => {
-    for (let closer = closers.pop(); closer !== undefined; closer = closers.pop()) await closer();
-  };
-  try {
-    return await start(options, closers, close);
-  } catch (thrown) {
-    await close();
-    throw thrown;
-  }
+export function startAllInOne(options: AllInOneOptions): Promise<AllInOne> {
+  return startWithClosers((closers, close) => start(options, closers, close));
 }
 
-/** `closers` run last to first: what was started last is ended first. */
 async function start(
   options: AllInOneOptions,
-  closers: (() => Promise<void> | void)[],
+  closers: Closers,
   close: () => Promise<void>,
 ): Promise<AllInOne> {
   const { config, log = () => {}, random = Math.random } = options;
@@ -90,7 +81,7 @@ function startView(
   config: KedgeConfig,
   random: () => number,
   log: NodeLog,
-  closers: (() => void)[],
+  closers: Closers,
 ): { bus: InProcessBus; store: MemoryStore } {
   const bus = new InProcessBus({
     onHandlerError: (thrown) => log("error", `A bus handler failed: ${String(thrown)}`),

@@ -7,7 +7,6 @@ import { KedgeError } from "../errors/index.ts";
 import { createGateway, parseSeedFleet } from "../gateway/index.ts";
 import { createPlanSigner } from "../plan/sign.ts";
 import { createHasher } from "../prefix/hasher.ts";
-import { RedisStore, redisStoreOptions } from "../store/redis/index.ts";
 import { Registry } from "../telemetry/registry.ts";
 import { createAgentTransport } from "./agent-transport.ts";
 import { monotonicClock } from "./clock.ts";
@@ -15,6 +14,8 @@ import { cannotListen } from "./listen.ts";
 import type { LoadedModel } from "./models.ts";
 import { signingKeyText } from "./plan-keys.ts";
 import type { MetricsPage } from "./process-pool.ts";
+import { openStore } from "./redis-store.ts";
+import { requireSettings } from "./required-settings.ts";
 import { serveGateway } from "./server.ts";
 
 export interface GatewayHostOptions {
@@ -40,27 +41,17 @@ export interface GatewayHost {
 
 /** Names of a remote view are checked by the read that follows. */
 const DIRECTORY_MAX_AGE_MS = 10_000;
-/** How long the answer of a view that is slow is waited for, though no request waits. */
+/** The gateway itself keeps requests to their deadline; an answer that comes later, up to this, still tells of the fleet. */
 const LATE_ANSWER_MS = 500;
 
 /** Errors: `config_invalid` with every setting that a gateway of its own needs and has not. */
-export function requireGatewaySettings({ store, plan }: KedgeConfig): void {
-  const missing: string[] = [];
-  if (store.url === null)
-    missing.push("KEDGE_REDIS_URL (--redis-url): Upstash REST endpoint, or that of kedge redis-rest");
-  if (store.token === null) missing.push("KEDGE_REDIS_TOKEN (--redis-token): its token");
-  if (plan.signingKey === null)
-    missing.push("KEDGE_PLAN_KEY (--plan-key): key that signs plans; make one with kedge plan-key");
-  if (missing.length === 0) return;
-  throw new KedgeError(
-    "config_invalid",
-    `A gateway of its own needs:\n${missing.map((line) => `  ${line}`).join("\n")}\nFor everything in one process: kedge up.`,
-  );
+export function requireGatewaySettings(config: KedgeConfig): void {
+  requireSettings(config, ["store.url", "store.token", "plan.signingKey"], "A gateway of its own");
 }
 
 /** Begins a new epoch of the view. Errors: `view_unavailable`. */
 export async function resetView(config: KedgeConfig): Promise<void> {
-  await openView(config).reset();
+  await openStore(config).reset();
 }
 
 /** Resolves when it listens; the view may come later. Errors: `config_invalid` for what is missing, unreadable or in use. */
@@ -76,7 +67,7 @@ export async function startGatewayHost(options: GatewayHostOptions): Promise<Gat
   const loaded = (model: string) => models.find(({ card }) => card.model === model);
   const app = createGateway({
     config,
-    store: openView(config),
+    store: openStore(config, LATE_ANSWER_MS),
     transport,
     hasher: await createHasher(),
     tokenizers: ({ model }) => loaded(model)?.tokenizer ?? null,
@@ -111,17 +102,6 @@ export async function startGatewayHost(options: GatewayHostOptions): Promise<Gat
       transport.close();
     },
   };
-}
-
-/** The gateway itself keeps requests to their deadline; an answer that comes later still tells of the fleet. */
-function openView(config: KedgeConfig): RedisStore {
-  const options = redisStoreOptions(config);
-  return new RedisStore({
-    ...options,
-    deadlineMs: Math.max(LATE_ANSWER_MS, options.deadlineMs),
-    clock: monotonicClock,
-    random: Math.random,
-  });
 }
 
 /** The setting holds the list itself or names a file with it. Errors: `config_invalid`. */

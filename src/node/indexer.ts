@@ -3,16 +3,15 @@
 import { randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { createServer, type Server } from "node:http";
-import type { AddressInfo } from "node:net";
-import { hostname } from "node:os";
 import type { KedgeConfig } from "../config/index.ts";
-import { KedgeError } from "../errors/index.ts";
 import { connectNatsBus, natsOptions } from "../events/nats/index.ts";
 import { IndexerService, type ServiceLog } from "../indexer/index.ts";
 import { PROMETHEUS_CONTENT_TYPE } from "../telemetry/registry.ts";
 import { monotonicClock } from "./clock.ts";
-import { cannotListen } from "./listen.ts";
+import { cannotListen, listenAt } from "./listen.ts";
+import { nodeName } from "./node-engines.ts";
 import { openStore } from "./redis-store.ts";
+import { requireSettings } from "./required-settings.ts";
 
 export interface IndexerHostOptions {
   readonly config: KedgeConfig;
@@ -37,8 +36,8 @@ export interface IndexerHost {
  */
 export async function startIndexer(options: IndexerHostOptions): Promise<IndexerHost> {
   const { config, log, leaseTtlMs } = options;
-  requireSettings(config);
-  const node = config.place.node ?? hostname();
+  requireSettings(config, ["store.url", "store.token", "nats.url"], "An indexer");
+  const node = nodeName(config);
   const name = `${node}-${process.pid}-${randomUUID().slice(0, 8)}`;
   const store = openStore(config);
   const nats = (hooks: Pick<Parameters<typeof natsOptions>[1], "onError" | "onStatus">) =>
@@ -48,13 +47,15 @@ export async function startIndexer(options: IndexerHostOptions): Promise<Indexer
       name,
       timers: monotonicClock,
       random: Math.random,
-      hostName: hostname(),
+      hostName: node,
       readFile: (path) => readFileSync(path, "utf8"),
     });
   // Settings at fault are told before anything runs.
   nats({ onError: () => undefined });
   const server = createServer();
-  const url = await listen(server, options.host, options.port);
+  const url = await listenAt(server, options.host, options.port).catch((thrown) => {
+    throw cannotListen(thrown, options.host, options.port);
+  });
   const service = new IndexerService({
     config,
     name,
@@ -76,20 +77,6 @@ export async function startIndexer(options: IndexerHostOptions): Promise<Indexer
       await new Promise<void>((resolve) => server.close(() => resolve()));
     },
   };
-}
-
-function requireSettings({ store, nats }: KedgeConfig): void {
-  const missing: string[] = [];
-  if (store.url === null)
-    missing.push("KEDGE_REDIS_URL (--redis-url): Upstash REST endpoint, or that of kedge redis-rest");
-  if (store.token === null) missing.push("KEDGE_REDIS_TOKEN (--redis-token): its token");
-  if (nats.url === null) missing.push("KEDGE_NATS_URL (--nats-url): ws:// or wss:// address of NATS");
-  if (missing.length === 0) return;
-  const list = missing.map((line) => `  ${line}`).join("\n");
-  throw new KedgeError(
-    "config_invalid",
-    `An indexer needs:\n${list}\nFor everything in one process: kedge up.`,
-  );
 }
 
 function serveProbes(server: Server, service: IndexerService): void {
@@ -115,13 +102,4 @@ function serveProbes(server: Server, service: IndexerService): void {
     response.writeHead(status, { "content-type": type, "cache-control": "no-store" });
     response.end(request.method === "HEAD" ? undefined : body);
   });
-}
-
-async function listen(server: Server, host: string, port: number): Promise<string> {
-  await new Promise<void>((resolve, reject) => {
-    server.once("error", (thrown) => reject(cannotListen(thrown, host, port)));
-    server.listen(port, host, resolve);
-  });
-  const address = server.address() as AddressInfo;
-  return `http://${address.family === "IPv6" ? `[${address.address}]` : address.address}:${address.port}`;
 }

@@ -1,18 +1,18 @@
-/** The view in Redis as tools and hosts that are on nobody's request path open it. */
+/** The view in Redis as this process's hosts and tools open it. */
 
 import type { KedgeConfig } from "../config/index.ts";
 import { RedisStore, redisStoreOptions } from "../store/redis/index.ts";
 import { monotonicClock } from "./clock.ts";
 
-/** Nobody waits for these reads as a request does. */
+/** For tools and hosts whose reads no request waits for. */
 const DEADLINE_MS = 2_000;
 
-/** Errors: `config_invalid` without address or token. */
-export function openStore(config: KedgeConfig): RedisStore {
+/** `deadlineMs`: the least time that a read gets. Errors: `config_invalid` without address or token. */
+export function openStore(config: KedgeConfig, deadlineMs = DEADLINE_MS): RedisStore {
   const options = redisStoreOptions(config);
   return new RedisStore({
     ...options,
-    deadlineMs: Math.max(options.deadlineMs, DEADLINE_MS),
+    deadlineMs: Math.max(options.deadlineMs, deadlineMs),
     clock: monotonicClock,
     random: Math.random,
   });

@@ -1,11 +1,11 @@
 /** Serves a gateway on node:http: no Nagle, streams written straight to the socket, a clean end. */
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
 import { getRequestListener } from "@hono/node-server";
 import type { Hono } from "hono";
 import type { GatewayEnv } from "../gateway/index.ts";
 import { NodeClient } from "./http/node-client.ts";
+import { listenAt } from "./listen.ts";
 
 export interface ServeOptions {
   readonly app: Hono<GatewayEnv>;
@@ -46,27 +46,15 @@ export async function serveGateway(options: ServeOptions): Promise<ServedGateway
   // Requests that a client sends ahead each listen for the end of its one connection.
   server.on("connection", (socket) => socket.setMaxListeners(0));
   const answers = countAnswers(server);
-  await listen(server, host, port);
-  const address = server.address() as AddressInfo;
-  const name = address.family === "IPv6" ? `[${address.address}]` : address.address;
+  const url = await listenAt(server, host, port);
   let closing: Promise<void> | null = null;
   return {
-    url: `http://${name}:${address.port}`,
+    url,
     close: () => {
       closing ??= closeServer(server, answers, drainTimeoutMs);
       return closing;
     },
   };
-}
-
-function listen(server: Server, host: string, port: number): Promise<void> {
-  return new Promise((resolve, reject) => {
-    server.once("error", reject);
-    server.listen(port, host, () => {
-      server.off("error", reject);
-      resolve();
-    });
-  });
 }
 
 interface Answers {

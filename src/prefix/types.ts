@@ -16,7 +16,7 @@ export interface ChainIdentity {
 /** The keys of one prompt, root to leaf. */
 export interface PrefixChain {
   readonly scheme: PrefixSchemeName;
-  /** Seed of the chain; not itself a key. Shards a model's view. */
+  /** Seed of the chain; not itself a key. */
   readonly root: bigint;
   /** keys[i] commits to the seed and to units 0…(i+1)·unitSize. Unsigned 64-bit. */
   readonly keys: BigUint64Array;

@@ -41,7 +41,7 @@ describe("routing", () => {
             {
               op: "store",
               tier: "device",
-              root: chain.root,
+              root: chain.keys[0]!,
               parent: null,
               keys: chain.keys.slice(0, tokens.length),
               tokens: Uint32Array.from(tokens),

@@ -1,8 +1,8 @@
 /** What a deployment gives to the gateway Worker: settings as text, and a few bindings. */
 
 import { type KedgeConfig, loadConfig } from "../../src/config/index.ts";
-import { KedgeError } from "../../src/errors/index.ts";
 import type { Fetcher } from "../../src/gateway/fetch-transport.ts";
+import { requireSettings, textSettings } from "../settings.ts";
 
 export interface KeyValueStore {
   get(key: string): Promise<string | null>;
@@ -32,28 +32,11 @@ const FIXED = { host: "0.0.0.0" };
 
 /** Errors: `config_invalid` with each setting at fault. */
 export function readConfig(env: GatewayBindings): KedgeConfig {
-  const texts = Object.entries(env).filter(
-    (entry): entry is [string, string] => typeof entry[1] === "string",
-  );
-  return loadConfig({ ...DEFAULTS, ...Object.fromEntries(texts) }, FIXED);
+  return loadConfig({ ...DEFAULTS, ...textSettings(env) }, FIXED);
 }
 
-export interface Necessary {
-  readonly storeUrl: string;
-  readonly storeToken: string;
-  readonly signingKey: string;
-}
-
-/** Errors: `service_unconfigured` with all that is missing. */
-export function requireSettings({ store, plan, apiKeyDigests }: KedgeConfig): Necessary {
-  const missing: string[] = [];
-  if (apiKeyDigests.length === 0) missing.push("KEDGE_API_KEYS (SHA-256 digests of the accepted API keys)");
-  if (store.url === null)
-    missing.push("KEDGE_REDIS_URL (Upstash REST endpoint, or that of kedge redis-rest)");
-  if (store.token === null) missing.push("KEDGE_REDIS_TOKEN (its token)");
-  if (plan.signingKey === null) missing.push("KEDGE_PLAN_KEY (made by kedge plan-key)");
-  if (missing.length > 0) {
-    throw new KedgeError("service_unconfigured", `This gateway lacks settings: ${missing.join(", ")}.`);
-  }
-  return { storeUrl: store.url!, storeToken: store.token!, signingKey: plan.signingKey! };
+/** The key that signs plans. Errors: `service_unconfigured` with all that is missing. */
+export function requiredKey(config: KedgeConfig): string {
+  requireSettings(config, ["apiKeyDigests", "store.url", "store.token", "plan.signingKey"], "gateway");
+  return config.plan.signingKey!;
 }

@@ -13,7 +13,7 @@ import { createPlanSigner } from "../../src/plan/sign.ts";
 import { createHasher } from "../../src/prefix/hasher.ts";
 import type { ViewStore } from "../../src/store/types.ts";
 import { type Counter, Registry } from "../../src/telemetry/registry.ts";
-import { type ExecutionContext, type GatewayBindings, readConfig, requireSettings } from "./environment.ts";
+import { type ExecutionContext, type GatewayBindings, readConfig, requiredKey } from "./environment.ts";
 import { keepAlive } from "./keep-alive.ts";
 
 /** Entry of the key-value binding that holds the seed fleet. */
@@ -82,7 +82,7 @@ async function open(
   openStore: (config: KedgeConfig, clock: Clock) => ViewStore,
 ): Promise<Isolate> {
   const config = readConfig(env);
-  const { signingKey } = requireSettings(config);
+  const signingKey = requiredKey(config);
   const [hasher, signer, seedFleet] = await Promise.all([
     createHasher(),
     createPlanSigner({ keys: signingKey }),

@@ -1,9 +1,9 @@
 /** Upstash's REST protocol in front of one's own Redis or Valkey, single or Cluster, for @upstash/redis and plain HTTP. */
 
 import { createServer, type Server } from "node:http";
-import type { AddressInfo } from "node:net";
 import { isLoopback } from "../../config/index.ts";
 import { KedgeError } from "../../errors/index.ts";
+import { listenAt } from "../listen.ts";
 import { Tokens } from "./auth.ts";
 import {
   type Backend,
@@ -88,18 +88,14 @@ export async function startRedisRest(options: RedisRestOptions): Promise<RestSer
     (request, response) => void front.handle(request, response),
   );
   server.setTimeout(SILENCE_MS);
-  try {
-    await listen(server, host, port);
-  } catch (error) {
+  const url = await listenAt(server, host, port).catch((error) => {
     backend.close();
     throw error;
-  }
-  const address = server.address() as AddressInfo;
-  const name = address.family === "IPv6" ? `[${address.address}]` : address.address;
+  });
   await until(() => backend.ready, limits.redisTimeoutMs);
   let closing: Promise<void> | null = null;
   return {
-    url: `http://${name}:${address.port}`,
+    url,
     get ready() {
       return backend.ready;
     },
@@ -149,16 +145,6 @@ function connect(target: RedisTarget, timeoutMs: number, log: Log): Backend {
   return typeof target === "object" && "cluster" in target
     ? new ClusterBackend(target.cluster, timeoutMs, log)
     : new ServerBackend(target, timeoutMs, log);
-}
-
-function listen(server: Server, host: string, port: number): Promise<void> {
-  return new Promise((resolve, reject) => {
-    server.once("error", reject);
-    server.listen(port, host, () => {
-      server.off("error", reject);
-      resolve();
-    });
-  });
 }
 
 async function until(isTrue: () => boolean, timeoutMs: number): Promise<void> {
